@@ -1,0 +1,80 @@
+# make summarize   sets everything up, then runs the demo
+# make test        sets everything up, then runs the test suite
+# Set-up goes into .venv in four steps. Each leaves a stamp when it is through, so that an
+# interrupted set-up goes on where it stopped, and a finished one is skipped.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMPS := $(VENV)/stamps
+LOG    := $(VENV)/install.log
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.PHONY: help install test summarize clean distclean
+.DEFAULT_GOAL := help
+
+help:
+	@echo 'make summarize   summarise the demo texts with stock fairseq and with fairseq_el'
+	@echo 'make test        run the test suite'
+	@echo 'make install     only set up $(VENV) (the two above do it by themselves)'
+	@echo 'make clean       remove what the demo and the tests have built'
+	@echo 'make distclean   the same, and $(VENV)'
+	@echo 'Another Python:  make install PYTHON=python3.12'
+
+install: $(STAMPS)/package
+
+test: install
+	@$(BIN)/python -m pytest -q tests
+
+summarize: install
+	@$(BIN)/python scripts/demo.py
+
+clean:
+	@rm -rf build dist fairseq_el.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache
+	@find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+distclean: clean
+	@rm -rf $(VENV)
+
+# $(call pip,MESSAGE,ARGUMENTS): pip install, its output in the log, a dot every 5 seconds for the
+# person waiting; when it fails, the end of the log. The trap stops the dots however this ends.
+define pip
+	@printf '%s ' $(1); SECONDS=0; \
+	while sleep 5; do printf .; done & trap 'kill '$$!' 2>/dev/null' EXIT; \
+	$(BIN)/python -m pip install --disable-pip-version-check $(2) >$(LOG) 2>&1 \
+	|| { printf '\n'; tail -n 20 $(LOG); echo 'Set-up failed; all of the log: $(LOG)'; exit 1; }; \
+	echo " $${SECONDS} s"
+endef
+
+# $(call group,NAMES): the requirements of these groups of setup.py, as a file for pip.
+group = -r <($(BIN)/python -Bc 'import setup; [print(r) for g in "$(1)".split() for r in setup.REQUIREMENTS[g]]')
+
+$(STAMPS)/venv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo \
+	  'Python 3.11 or newer is needed: make $(MAKECMDGOALS) PYTHON=python3.11'; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo \
+	  'This Python cannot make virtual environments: install its venv package (Debian: python3-venv)'; exit 1; }
+	@$(PYTHON) -c 'import pathlib, sysconfig; (pathlib.Path(sysconfig.get_path("include")) / "Python.h").open()' \
+	  2>/dev/null || { echo 'The headers of Python are missing: install them (Debian: python3-dev)'; exit 1; }
+	@command -v $${CXX:-c++} >/dev/null || { echo \
+	  'A C++ compiler is needed to build fairseq: install one (Debian: g++) or name it in CXX'; exit 1; }
+	@$(PYTHON) -m venv $(VENV)
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/torch: setup.py | $(STAMPS)/venv
+	$(call pip,'[1/4] torch and build tools: a large download',$(call group,torch build))
+	@touch $@
+
+$(STAMPS)/requirements: $(STAMPS)/torch
+	$(call pip,'[2/4] other requirements',$(call group,run demo test))
+	@touch $@
+
+$(STAMPS)/fairseq: $(STAMPS)/requirements
+	$(call pip,'[3/4] fairseq: compiles for about 3 minutes',--no-build-isolation --no-deps $(call group,fairseq))
+	@touch $@
+
+$(STAMPS)/package: $(STAMPS)/fairseq
+	$(call pip,'[4/4] fairseq_el',--no-build-isolation --no-deps -e .)
+	@touch $@
