@@ -1,0 +1,198 @@
+"""The mathematics of attention during generation; no state of its own.
+
+Notation: b sentences, x beams each, h heads of width d_k, source length n, model width d.
+H is the encoder output, one tensor [b, n, d] for all heads, layers and beams of a batch.
+
+EL-attention (equations 4 to 9 of the paper) never builds keys and values. With q_i the i-th head's query,
+
+    scores_i = q_i K_i^T = (q_i W_i^K) H^T + q_i . b_i^K        out = sum_i (p_i H) (W_i^V)^T W_i^O + ...
+
+so both projections move to the one-token side. The key bias adds the same number to every position of a
+head, which softmax ignores; the value bias is added once, because each row of p sums to one.
+"""
+
+import torch
+import torch.nn.functional as F
+from fairseq.modules import MultiheadAttention
+from torch import Tensor
+
+from fairseq_el.memory import BeamHistory, SourceMemory
+
+
+def expand_query(query: Tensor, key_weight: Tensor) -> Tensor:
+    """Moves the key projection to the query side.
+
+    query: [b, r, h, d_k] (r rows a sentence, scaled), key_weight: [h * d_k, d]; returns [b, h * r, d].
+    """
+    b, r, h, d_k = query.shape
+    by_head = query.permute(2, 0, 1, 3).reshape(h, b * r, d_k)
+    expanded = torch.bmm(by_head, key_weight.view(h, d_k, -1))  # [h, b * r, d]
+    return expanded.view(h, b, r, -1).transpose(0, 1).reshape(b, h * r, -1)
+
+
+def collapse_context(context: Tensor, value_weight: Tensor, num_heads: int) -> Tensor:
+    """Applies the value projection after the weighted sum over H.
+
+    context: [b, h * r, d], value_weight: [h * d_k, d]; returns [b, r, h * d_k].
+    """
+    b, rows, d = context.shape
+    h, r = num_heads, rows // num_heads
+    by_head = context.view(b, h, r, d).transpose(0, 1).reshape(h, b * r, d)
+    heads = torch.bmm(by_head, value_weight.view(h, -1, d).transpose(1, 2))  # [h, b * r, d_k]
+    return heads.view(h, b, r, -1).permute(1, 2, 0, 3).reshape(b, r, -1)
+
+
+def softmax_over_source(scores: Tensor, padding_mask: Tensor | None) -> Tensor:
+    """scores: [b, rows, n], padding_mask: [b, n] with True at padding. In float32 or better."""
+    if padding_mask is not None:
+        scores = scores.masked_fill(padding_mask.unsqueeze(1), float("-inf"))
+    return F.softmax(scores, dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32))
+
+
+def split_heads(x: Tensor, num_heads: int) -> Tensor:
+    """[b, r, h * d_k] -> [b, h, r, d_k]"""
+    return x.view(x.size(0), x.size(1), num_heads, -1).transpose(1, 2)
+
+
+class ELAttention(MultiheadAttention):
+    """Encoder-decoder attention that reads the encoder output itself while generating.
+
+    A stock state dict loads key for key. Outside generation (training, scoring, teacher forcing) and for
+    options that EL-attention has no form for, it is its parent.
+    """
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
+        key_padding_mask: Tensor | None = None,
+        incremental_state: dict | None = None,
+        need_weights: bool = True,
+        static_kv: bool = False,
+        attn_mask: Tensor | None = None,
+        before_softmax: bool = False,
+        need_head_weights: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """query: [t, b * x, d], key: [n, b, d_source], key_padding_mask: [b, n].
+
+        Unlike the parent, takes a key with fewer rows than the query: x is what the shapes say.
+        """
+        generating = incremental_state is not None and static_kv and key is not None
+        if not (generating and attn_mask is None and not before_softmax and self.has_el_form()):
+            return super().forward(
+                query, key, value, key_padding_mask, incremental_state, need_weights, static_kv,
+                attn_mask, before_softmax, need_head_weights,
+            )  # fmt: skip
+        t, rows, d = query.shape
+        b = key.size(1)
+        # [t, b * x, d] -> [b, x * t, d]: the rows of one sentence are neighbours
+        q = (self.q_proj(query) * self.scaling).view(t, b, rows // b, d)
+        q = q.permute(1, 2, 0, 3).reshape(b, -1, d)
+        states = key.transpose(0, 1)  # [b, n, d_source]
+
+        source = SourceMemory.of(incremental_state)
+        if source is not None and not source.wants_weights:
+            need_weights = need_head_weights = False
+        key_values = source.key_values(self) if source else None
+        if key_values is None:
+            context, weights = self.attend_to_states(q, states, key_padding_mask)
+        else:
+            context, weights = self.attend_to_key_values(q, *key_values, key_padding_mask)
+
+        # [b, x * t, d] -> [t, b * x, d]
+        out = self.out_proj(context.view(b, rows // b, t, d).permute(2, 0, 1, 3).reshape(t, rows, d))
+        if not (need_weights or need_head_weights):
+            return out, None
+        # [b, h, x * t, n] -> [h, b * x, t, n]
+        weights = weights.transpose(0, 1).reshape(self.num_heads, rows, t, -1)
+        return out, weights if need_head_weights else weights.mean(dim=0)
+
+    def attend_to_states(
+        self, q: Tensor, states: Tensor, padding_mask: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """EL-attention. q: [b, r, d], states: [b, n, d_source]; returns [b, r, d] and weights [b, h, r, n]."""
+        b, r, _ = q.shape
+        q = q.view(b, r, self.num_heads, self.head_dim)
+        scores = torch.bmm(expand_query(q, self.k_proj.weight), states.transpose(1, 2))
+        weights = softmax_over_source(scores, padding_mask)  # [b, h * r, n]
+        context = torch.bmm(weights.to(states.dtype), states)  # [b, h * r, d_source]
+        context = collapse_context(context, self.v_proj.weight, self.num_heads)
+        if self.v_proj.bias is not None:
+            context = context + self.v_proj.bias
+        return context, weights.view(b, self.num_heads, r, -1)
+
+    def attend_to_key_values(
+        self, q: Tensor, keys: Tensor, values: Tensor, padding_mask: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Multi-head attention on K and V shared by the beams.
+
+        q: [b, r, d], keys: [b, h, d_k, n], values: [b, h, n, d_k]; returns [b, r, d] and weights [b, h, r, n].
+        """
+        b, r, d = q.shape
+        n = keys.size(3)
+        q = split_heads(q, self.num_heads).reshape(-1, r, self.head_dim)  # [b * h, r, d_k]
+        scores = torch.bmm(q, keys.view(-1, self.head_dim, n))  # [b * h, r, n]
+        weights = softmax_over_source(scores.view(b, -1, n), padding_mask)
+        context = torch.bmm(weights.view(-1, r, n).to(q.dtype), values.view(-1, n, self.head_dim))
+        context = context.view(b, self.num_heads, r, -1).transpose(1, 2).reshape(b, r, d)
+        return context, weights.view(b, self.num_heads, r, n)
+
+    def build_key_values(self, states: Tensor) -> tuple[Tensor, Tensor]:
+        """What EL-attention does without: K and V of H [b, n, d_source], as [b, h, d_k, n] and [b, h, n, d_k].
+
+        K lies transposed, so that a few queries read it along its rows.
+        """
+        keys = split_heads(self.k_proj(states), self.num_heads).transpose(2, 3).contiguous()
+        return keys, split_heads(self.v_proj(states), self.num_heads).contiguous()
+
+    def has_el_form(self) -> bool:
+        """False for options whose meaning EL-attention can't keep; the parent serves those."""
+        dropout = self.dropout_module
+        drops = dropout.p > 0 and (self.training or dropout.apply_during_inference)
+        return (
+            self.encoder_decoder_attention
+            and not self.training
+            and not drops
+            and self.bias_k is None
+            and not self.add_zero_attn
+            and not self.use_xformers
+            and not self.onnx_trace
+        )
+
+
+class HistoryAttention(MultiheadAttention):
+    """Decoder self-attention over a `BeamHistory`, which keeps every slot where it was written.
+
+    Without a history in the incremental state (stock generators, training) it is its parent.
+    """
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
+        key_padding_mask: Tensor | None = None,
+        incremental_state: dict | None = None,
+        need_weights: bool = True,
+        **options,
+    ) -> tuple[Tensor, Tensor | None]:
+        """query: [1, b * x, d]. The history knows which tokens are padding, so key_padding_mask is not needed."""
+        history = BeamHistory.of(incremental_state)
+        if history is None:
+            return super().forward(
+                query, key, value, key_padding_mask, incremental_state, need_weights, **options
+            )
+        t, rows, d = query.shape
+        x = history.beam_size
+        shape = (rows // x, x, self.num_heads, self.head_dim)
+        q, k, v = (
+            project(query).view(shape).transpose(1, 2)  # [b, h, x, d_k]
+            for project in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        keys, values, hidden = history.append(self, k, v)
+        scores = torch.matmul(q * self.scaling, keys.transpose(2, 3))  # [b, h, x, slots]
+        scores = scores.masked_fill(hidden.unsqueeze(1), float("-inf"))
+        weights = F.softmax(scores, dim=-1, dtype=torch.promote_types(q.dtype, torch.float32))
+        context = torch.matmul(weights.to(q.dtype), values)  # [b, h, x, d_k]
+        return self.out_proj(context.transpose(1, 2).reshape(t, rows, d)), None

@@ -1,0 +1,111 @@
+"""The encoder at inference: torch's fused attention, and no work on padding."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from fairseq.models.transformer import TransformerEncoderBase
+from fairseq.modules import MultiheadAttention
+from torch import Tensor
+
+SHORT_SENTENCE = 48
+"""Mean tokens a sentence below which one attention call per sentence costs more than padding does."""
+
+
+@dataclass
+class Joined:
+    """A mask in short: the sentences of a batch stand one after the other, each attends to itself alone."""
+
+    lengths: list[int]
+
+
+class FusedSelfAttention(MultiheadAttention):
+    """Encoder self-attention by `scaled_dot_product_attention`; its parent where that has no form."""
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
+        key_padding_mask: Tensor | Joined | None = None,
+        incremental_state: dict | None = None,
+        need_weights: bool = True,
+        static_kv: bool = False,
+        attn_mask: Tensor | None = None,
+        **options,
+    ) -> tuple[Tensor, Tensor | None]:
+        """query: [n, b, d], with key_padding_mask [b, n] or None; or [tokens of all sentences, 1, d], `Joined`."""
+        if need_weights or attn_mask is not None or not self.has_fused_form():
+            return super().forward(
+                query, key, value, key_padding_mask, incremental_state, need_weights, static_kv,
+                attn_mask, **options,
+            )  # fmt: skip
+        n, b, d = query.shape
+        q, k, v = (
+            project(query).view(n, b, self.num_heads, self.head_dim).permute(1, 2, 0, 3)
+            for project in (self.q_proj, self.k_proj, self.v_proj)
+        )  # [b, h, n, d_k]
+        if isinstance(key_padding_mask, Joined):
+            sentences = zip(*(x.split(key_padding_mask.lengths, dim=2) for x in (q, k, v)))
+            context = torch.cat([F.scaled_dot_product_attention(*s) for s in sentences], dim=2)
+        else:
+            seen = None if key_padding_mask is None else ~key_padding_mask[:, None, None, :].bool()
+            context = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+        return self.out_proj(context.permute(2, 0, 1, 3).reshape(n, b, d)), None
+
+    def has_fused_form(self) -> bool:
+        return (
+            not self.training
+            and not (self.dropout_module.p > 0 and self.dropout_module.apply_during_inference)
+            and self.bias_k is None
+            and not self.add_zero_attn
+            and not self.use_xformers
+            and not self.onnx_trace
+        )
+
+
+class ELEncoder(TransformerEncoderBase):
+    """fairseq's Transformer encoder, which at inference leaves padding out where that pays."""
+
+    def forward_scriptable(
+        self,
+        src_tokens: Tensor,
+        src_lengths: Tensor | None = None,
+        return_all_hiddens: bool = False,
+        token_embeddings: Tensor | None = None,
+    ) -> dict[str, list[Tensor]]:
+        """src_tokens: [b, n]"""
+        real = src_tokens.ne(self.padding_idx)  # [b, n]
+        lengths = real.sum(dim=1)
+        if return_all_hiddens or not self.joining_pays(lengths, src_tokens):
+            return super().forward_scriptable(
+                src_tokens, src_lengths, return_all_hiddens, token_embeddings
+            )
+        x, embedding = self.forward_embedding(src_tokens, token_embeddings)  # [b, n, d]
+        states = x.new_zeros(x.shape)
+        x = x[real].unsqueeze(1)  # [tokens of all sentences, 1, d]
+        sentences = Joined(lengths.tolist())
+        for layer in self.layers:
+            x = layer(x, encoder_padding_mask=sentences)
+            x = x[0] if isinstance(x, tuple) else x
+        if self.layer_norm is not None:
+            x = self.layer_norm(x)
+        states[real] = x.squeeze(1)
+        return {
+            "encoder_out": [states.transpose(0, 1)],  # [n, b, d]
+            "encoder_padding_mask": [~real],
+            "encoder_embedding": [embedding],
+            "encoder_states": [],
+            "fc_results": [],
+            "src_tokens": [],
+            "src_lengths": [lengths.to(torch.int32).reshape(-1, 1)],
+        }
+
+    def joining_pays(self, lengths: Tensor, src_tokens: Tensor) -> bool:
+        """Only where there is padding to save, and sentences are long enough for a call each."""
+        if self.training or not all(type(layer.self_attn) is FusedSelfAttention for layer in self.layers):
+            return False
+        if not all(layer.self_attn.has_fused_form() for layer in self.layers):
+            return False
+        tokens = int(lengths.sum())
+        return tokens < src_tokens.numel() and tokens >= SHORT_SENTENCE * src_tokens.size(0)

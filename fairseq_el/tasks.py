@@ -1,0 +1,137 @@
+"""Tasks that build EL models from stock checkpoints and generate with `ELSequenceGenerator`."""
+
+import atexit
+import functools
+import logging
+import re
+from dataclasses import dataclass, field
+from typing import Optional
+
+from fairseq.dataclass import ChoiceEnum
+from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY, FairseqTask, register_task
+from fairseq.tasks.translation import TranslationConfig, TranslationTask
+from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
+
+from fairseq_el.errors import UserError
+from fairseq_el.generator import ELSequenceGenerator, ELSequenceGeneratorWithAlignment
+from fairseq_el.models import has_el_form, to_el_form
+
+logger = logging.getLogger(__name__)
+
+
+class ELGeneration:
+    """What an EL task adds to a stock task: EL models in, our generator out."""
+
+    def build_model(self, cfg, from_checkpoint=False):
+        model = super().build_model(cfg, from_checkpoint)
+        if has_el_form(model):
+            return to_el_form(model)
+        logger.warning(
+            f"{getattr(cfg, 'arch', type(model).__name__)} has no EL form; it runs with stock attention. "
+            "EL forms exist for the families transformer and bart"
+        )
+        return model
+
+    def build_generator(self, models, args, seq_gen_cls=None, extra_gen_cls_kwargs=None, **kwargs):
+        extra_gen_cls_kwargs = dict(extra_gen_cls_kwargs or {})
+        if seq_gen_cls is None:
+            extra_gen_cls_kwargs.update(self.generator_options())
+            if getattr(args, "print_alignment", False):
+                seq_gen_cls = ELSequenceGeneratorWithAlignment
+                extra_gen_cls_kwargs["print_alignment"] = args.print_alignment
+            else:
+                seq_gen_cls = ELSequenceGenerator
+        generator = super().build_generator(models, args, seq_gen_cls, extra_gen_cls_kwargs, **kwargs)
+        if getattr(self.cfg, "el_profile", False) and isinstance(generator, ELSequenceGenerator):
+            generator.profile.watch(models)
+            atexit.register(generator.profile.print_report)
+        return generator
+
+    def generator_options(self) -> dict:
+        option = functools.partial(getattr, self.cfg)
+        return {
+            "el_attention": str(option("el_attention", "auto")),
+            "el_memory_budget": parse_bytes(option("el_memory_budget", None)),
+            "el_block_ngrams": option("el_block_ngrams", False),
+        }
+
+
+def parse_bytes(text: str | None) -> int | None:
+    """`2G`, `512M`, `1.5GiB` or plain bytes; binary units, as memory has."""
+    if text is None:
+        return None
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", str(text), flags=re.IGNORECASE)
+    if match is None:
+        raise UserError(f"--el-memory-budget {text!r} is not a size; write for example 512M or 2G")
+    return int(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " "))
+
+
+@dataclass
+class ELTranslationConfig(TranslationConfig):
+    el_attention: ChoiceEnum(["auto", "always", "never"]) = field(
+        default="auto",
+        metadata={
+            "help": "form of encoder-decoder attention while generating: always = EL-attention, only the "
+            "encoder output is kept; never = multi-head, keys and values shared by the beams; auto = "
+            "whichever is cheaper on this machine as generation proceeds, within the memory budget"
+        },
+    )
+    el_memory_budget: Optional[str] = field(
+        default=None,
+        metadata={
+            "help": "most memory for the state of a batch (encoder output, keys and values, beams), for "
+            "example 2G; layers that don't fit use EL-attention, batches that don't fit are split; "
+            "0 keeps the encoder output alone (default: no limit)"
+        },
+    )
+    el_packing: ChoiceEnum(["auto", "fp32", "none"]) = field(
+        default="auto",
+        metadata={
+            "help": "layout of linear layers on a CPU: auto = half precision where that is exact for the "
+            "checkpoint's weights (or asked for by --fp16), else single; fp32 = single; none = as loaded"
+        },
+    )
+    el_block_ngrams: bool = field(
+        default=False,
+        metadata={
+            "help": "make --no-repeat-ngram-size work where stock fairseq ignores it (without its CUDA "
+            "extension); outputs then differ from stock's"
+        },
+    )
+    el_profile: bool = field(
+        default=False,
+        metadata={"help": "print time by stage and memory of cached state at the end"},
+    )
+
+
+@register_task("el_translation", dataclass=ELTranslationConfig)
+class ELTranslationTask(ELGeneration, TranslationTask):
+    """fairseq's `translation`, generating with EL-attention."""
+
+    @classmethod
+    def setup_task(cls, cfg, **kwargs):
+        # training saves the whole configuration; under the stock name, stock fairseq can load it
+        whole = cfg._get_parent() if OmegaConf.is_config(cfg) else None
+        if whole is not None and "task" in whole:
+            whole.task._name = "translation"
+        return super().setup_task(cfg, **kwargs)
+
+
+def generate_with_el(task: FairseqTask) -> None:
+    """Makes one task object, in place, build `ELSequenceGenerator`s from now on."""
+    if not isinstance(task, ELGeneration):
+        task.__class__ = type("EL" + type(task).__name__, (ELGeneration, type(task)), {})
+
+
+def stand_in_for(stock_name: str, el_name: str) -> None:
+    """Under this user-dir a stock task's name stands for our subclass of it, so that command lines stay as
+    they are. The registries are fairseq's own; its classes are not touched."""
+    TASK_REGISTRY[stock_name] = TASK_REGISTRY[el_name]
+    config = TASK_DATACLASS_REGISTRY[stock_name] = TASK_DATACLASS_REGISTRY[el_name]
+    node = config()
+    node._name = stock_name
+    ConfigStore.instance().store(name=stock_name, group="task", node=node, provider="fairseq")
+
+
+stand_in_for("translation", "el_translation")
