@@ -1,0 +1,95 @@
+"""Packed layers compute what linear layers compute, and keep no second copy of a weight."""
+
+import copy
+
+import pytest
+import torch
+from conftest import assert_same_hypotheses
+from torch import nn
+
+from fairseq_el.packed import FP16, FP32, HalfEmbedding, PackedLinear, available, pack
+
+KINDS = [pytest.param(k, marks=pytest.mark.skipif(not available(k), reason="kernel")) for k in (FP16, FP32)]
+
+
+def exact_linear(n_in=48, n_out=40, bias=True) -> nn.Linear:
+    linear = nn.Linear(n_in, n_out, bias=bias)
+    linear.weight.data = linear.weight.data.half().float()
+    return linear
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_packed_equals_plain(kind, bias):
+    linear = exact_linear(bias=bias)
+    packed = PackedLinear(linear, kind)
+    for shape in ((1, 48), (33, 48), (2, 5, 48)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(packed(x), linear(x), atol=1e-5, rtol=1e-5)
+    assert torch.equal(packed.weight, linear.weight)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_packed_weight_replaces_the_original(kind):
+    packed = PackedLinear(exact_linear(), kind)
+    assert [name for name, _ in packed.named_parameters()] == ["bias"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_state_dicts_are_those_of_plain_layers(kind):
+    linear, other = exact_linear(), exact_linear()
+    packed = PackedLinear(linear, kind)
+    assert list(packed.state_dict()) == ["bias", "weight"] or list(packed.state_dict()) == ["weight", "bias"]
+    packed.load_state_dict(other.state_dict())
+    x = torch.randn(3, 48)
+    torch.testing.assert_close(packed(x), other(x), atol=1e-5, rtol=1e-5)
+    with pytest.raises(RuntimeError, match="weight"):
+        packed.load_state_dict({"bias": other.bias})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_packed_layers_follow_the_model_to_other_precisions_and_back(kind):
+    linear = exact_linear()
+    packed = PackedLinear(copy.deepcopy(linear), kind).double()
+    x = torch.randn(3, 48)
+    torch.testing.assert_close(packed(x.double()), copy.deepcopy(linear).double()(x.double()))
+    torch.testing.assert_close(packed.float()(x), linear(x), atol=1e-5, rtol=1e-5)
+
+
+def test_half_precision_is_used_only_where_it_is_exact_or_asked_for():
+    exact, inexact = exact_linear(), nn.Linear(48, 40)
+    inexact.weight.data[0, 0] = 1 / 3
+    model = nn.Sequential(exact, inexact)
+    pack(model)
+    assert [layer.kind for layer in model] == [FP16, FP32]
+    asked = nn.Sequential(nn.Linear(48, 40)).half()
+    pack(asked)
+    assert asked[0].kind == FP16
+    assert asked(torch.randn(1, 48)).dtype == torch.float32
+    forced = nn.Sequential(exact_linear())
+    pack(forced, "fp32")
+    assert forced[0].kind == FP32
+    left = nn.Sequential(exact_linear())
+    pack(left, "none")
+    assert type(left[0]) is nn.Linear
+
+
+def test_a_tied_embedding_is_kept_in_half_precision_beside_its_packed_twin():
+    embedding, projection = nn.Embedding(50, 48), nn.Linear(48, 50, bias=False)
+    embedding.weight.data = embedding.weight.data.half().float()
+    projection.weight = embedding.weight
+    model = nn.ModuleList([embedding, projection])
+    before = embedding(torch.arange(50))
+    pack(model)
+    assert isinstance(embedding, HalfEmbedding)
+    assert embedding.weight.dtype == torch.float16
+    assert torch.equal(embedding(torch.arange(50)), before)
+
+
+@pytest.mark.parametrize("form", ["always", "never", "auto"])
+@pytest.mark.parametrize("packing", ["auto", "fp32", "none"])
+def test_same_hypotheses_with_every_packing_and_form(stock, el, packing, form):
+    system = el(el_attention=form)
+    for model in system.models:
+        pack(model, packing)
+    assert_same_hypotheses(system.generate(beam=4), stock().generate(beam=4))
