@@ -38,11 +38,11 @@ clean:
 distclean: clean
 	@rm -rf $(VENV)
 
-# $(call pip,MESSAGE,ARGUMENTS): pip install, its output in the log, a dot every 5 seconds for the
+# $(call pip,MESSAGE,ARGUMENTS): pip install, its output in the log, a dot every 10 seconds for the
 # person waiting; when it fails, the end of the log. The trap stops the dots however this ends.
 define pip
 	@printf '%s ' $(1); SECONDS=0; \
-	while sleep 5; do printf .; done & trap 'kill '$$!' 2>/dev/null' EXIT; \
+	while sleep 10; do printf .; done & trap 'kill '$$!' 2>/dev/null' EXIT; \
 	$(BIN)/python -m pip install --disable-pip-version-check $(2) >$(LOG) 2>&1 \
 	|| { printf '\n'; tail -n 20 $(LOG); echo 'Set-up failed; all of the log: $(LOG)'; exit 1; }; \
 	echo " $${SECONDS} s"

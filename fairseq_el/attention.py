@@ -127,24 +127,31 @@ class ELAttention(MultiheadAttention):
     ) -> tuple[Tensor, Tensor]:
         """Multi-head attention on K and V shared by the beams.
 
-        q: [b, r, d], keys: [b, h, d_k, n], values: [b, h, n, d_k]; returns [b, r, d] and weights [b, h, r, n].
+        q: [b, r, d], keys and values: [b, h, d_k, n]; returns [b, r, d] and weights [b, h, r, n].
         """
         b, r, d = q.shape
         n = keys.size(3)
         q = split_heads(q, self.num_heads).reshape(-1, r, self.head_dim)  # [b * h, r, d_k]
         scores = torch.bmm(q, keys.view(-1, self.head_dim, n))  # [b * h, r, n]
         weights = softmax_over_source(scores.view(b, -1, n), padding_mask)
-        context = torch.bmm(weights.view(-1, r, n).to(q.dtype), values.view(-1, n, self.head_dim))
+        context = torch.bmm(weights.view(-1, r, n).to(q.dtype), values.view(-1, self.head_dim, n).mT)
         context = context.view(b, self.num_heads, r, -1).transpose(1, 2).reshape(b, r, d)
         return context, weights.view(b, self.num_heads, r, n)
 
     def build_key_values(self, states: Tensor) -> tuple[Tensor, Tensor]:
-        """What EL-attention does without: K and V of H [b, n, d_source], as [b, h, d_k, n] and [b, h, n, d_k].
+        """What EL-attention does without: K and V of H [b, n, d_source], as [b, h, d_k, n] each.
 
-        K lies transposed, so that a few queries read it along its rows.
+        W H^T instead of H W^T: the products then lie by head as they come, with no copy to sort them, and a
+        few queries read them along their rows. The key bias is left out, for softmax ignores it.
         """
-        keys = split_heads(self.k_proj(states), self.num_heads).transpose(2, 3).contiguous()
-        return keys, split_heads(self.v_proj(states), self.num_heads).contiguous()
+        b, n, _ = states.shape
+        keys, values = (
+            torch.bmm(weight.expand(b, -1, -1), states.mT) for weight in (self.k_proj.weight, self.v_proj.weight)
+        )
+        if self.v_proj.bias is not None:
+            values += self.v_proj.bias.unsqueeze(1)
+        shape = (b, self.num_heads, self.head_dim, n)
+        return keys.view(shape), values.view(shape)
 
     def has_el_form(self) -> bool:
         """False for options whose meaning EL-attention can't keep; the parent serves those."""
@@ -184,15 +191,18 @@ class HistoryAttention(MultiheadAttention):
                 query, key, value, key_padding_mask, incremental_state, need_weights, **options
             )
         t, rows, d = query.shape
-        x = history.beam_size
-        shape = (rows // x, x, self.num_heads, self.head_dim)
+        x, h = history.beam_size, self.num_heads
         q, k, v = (
-            project(query).view(shape).transpose(1, 2)  # [b, h, x, d_k]
+            project(query).view(rows // x, x, h, self.head_dim).transpose(1, 2)  # [b, h, x, d_k]
             for project in (self.q_proj, self.k_proj, self.v_proj)
         )
         keys, values, hidden = history.append(self, k, v)
-        scores = torch.matmul(q * self.scaling, keys.transpose(2, 3))  # [b, h, x, slots]
-        scores = scores.masked_fill(hidden.unsqueeze(1), float("-inf"))
+        # three dimensions: bmm then reads the slots where they lie, matmul would copy them
+        keys, values = keys.flatten(0, 1), values.flatten(0, 1)  # [b * h, slots, d_k]
+        q = (q * self.scaling).flatten(0, 1)  # [b * h, x, d_k]
+        scores = torch.bmm(q, keys.transpose(1, 2)).view(rows // x, h, x, -1)
+        scores.masked_fill_(hidden.unsqueeze(1), float("-inf"))
         weights = F.softmax(scores, dim=-1, dtype=torch.promote_types(q.dtype, torch.float32))
-        context = torch.matmul(weights.to(q.dtype), values)  # [b, h, x, d_k]
-        return self.out_proj(context.transpose(1, 2).reshape(t, rows, d)), None
+        context = torch.bmm(weights.to(q.dtype).flatten(0, 1), values)  # [b * h, x, d_k]
+        context = context.view(rows // x, h, x, -1).transpose(1, 2)
+        return self.out_proj(context.reshape(t, rows, d)), None

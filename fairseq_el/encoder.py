@@ -11,6 +11,11 @@ from torch import Tensor
 SHORT_SENTENCE = 48
 """Mean tokens a sentence below which one attention call per sentence costs more than padding does."""
 
+CPU_GROUP_TOKENS = 1024
+"""Tokens that go through a CPU's encoder together. Enough for matrix kernels to run at full speed; beyond, the
+results of a layer are so large that the allocator hands them back to the system and every use of one begins with
+page faults, which took a tenth of the time."""
+
 
 @dataclass
 class Joined:
@@ -77,20 +82,14 @@ class ELEncoder(TransformerEncoderBase):
         """src_tokens: [b, n]"""
         real = src_tokens.ne(self.padding_idx)  # [b, n]
         lengths = real.sum(dim=1)
-        if return_all_hiddens or not self.joining_pays(lengths, src_tokens):
+        if return_all_hiddens or not self.joining_pays(lengths):
             return super().forward_scriptable(
                 src_tokens, src_lengths, return_all_hiddens, token_embeddings
             )
         x, embedding = self.forward_embedding(src_tokens, token_embeddings)  # [b, n, d]
         states = x.new_zeros(x.shape)
-        x = x[real].unsqueeze(1)  # [tokens of all sentences, 1, d]
-        sentences = Joined(lengths.tolist())
-        for layer in self.layers:
-            x = layer(x, encoder_padding_mask=sentences)
-            x = x[0] if isinstance(x, tuple) else x
-        if self.layer_norm is not None:
-            x = self.layer_norm(x)
-        states[real] = x.squeeze(1)
+        for rows in self.groups(lengths.tolist(), x.device):
+            states[rows][real[rows]] = self.encode_joined(x[rows][real[rows]], lengths[rows].tolist())
         return {
             "encoder_out": [states.transpose(0, 1)],  # [n, b, d]
             "encoder_padding_mask": [~real],
@@ -101,11 +100,32 @@ class ELEncoder(TransformerEncoderBase):
             "src_lengths": [lengths.to(torch.int32).reshape(-1, 1)],
         }
 
-    def joining_pays(self, lengths: Tensor, src_tokens: Tensor) -> bool:
-        """Only where there is padding to save, and sentences are long enough for a call each."""
-        if self.training or not all(type(layer.self_attn) is FusedSelfAttention for layer in self.layers):
+    def encode_joined(self, x: Tensor, lengths: list[int]) -> Tensor:
+        """x: [tokens of all sentences, d]"""
+        x = x.unsqueeze(1)
+        sentences = Joined(lengths)
+        for layer in self.layers:
+            x = layer(x, encoder_padding_mask=sentences)
+            x = x[0] if isinstance(x, tuple) else x
+        if self.layer_norm is not None:
+            x = self.layer_norm(x)
+        return x.squeeze(1)
+
+    def groups(self, lengths: list[int], device: torch.device) -> list[slice]:
+        """Neighbouring sentences that go through the layers together."""
+        if device.type != "cpu":
+            return [slice(0, len(lengths))]
+        found, start, tokens = [], 0, 0
+        for row, length in enumerate(lengths):
+            if row > start and tokens + length > CPU_GROUP_TOKENS:
+                found.append(slice(start, row))
+                start, tokens = row, 0
+            tokens += length
+        return [*found, slice(start, len(lengths))]
+
+    def joining_pays(self, lengths: Tensor) -> bool:
+        """Only where sentences are long enough for a call each."""
+        if self.training or int(lengths.sum()) < SHORT_SENTENCE * lengths.numel():
             return False
-        if not all(layer.self_attn.has_fused_form() for layer in self.layers):
-            return False
-        tokens = int(lengths.sum())
-        return tokens < src_tokens.numel() and tokens >= SHORT_SENTENCE * src_tokens.size(0)
+        attentions = (layer.self_attn for layer in self.layers)
+        return all(type(a) is FusedSelfAttention and a.has_fused_form() for a in attentions)

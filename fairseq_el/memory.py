@@ -47,7 +47,7 @@ class SourceMemory:
         self.wants_weights = wants_weights
         self.account = Account()
         self.switching = False
-        self.built: dict[nn.Module, tuple[Tensor, Tensor]] = {}  # [b, h, d_k, n] and [b, h, n, d_k]
+        self.built: dict[nn.Module, tuple[Tensor, Tensor]] = {}  # [b, h, d_k, n] each
         self.build_seconds = 0.0
 
     @classmethod
@@ -77,7 +77,7 @@ class SourceMemory:
         self.switching = self.decision.wants_key_values(shape, machine, self.account)
 
     def key_values(self, attention: nn.Module) -> tuple[Tensor, Tensor] | None:
-        """K and V of a layer, [b, h, d_k, n] and [b, h, n, d_k], or None where it should attend to H."""
+        """K and V of a layer, [b, h, d_k, n] each, or None where it should attend to H."""
         if attention not in self.built and self.switching and self._has_room():
             start = time.perf_counter()
             self.built[attention] = attention.build_key_values(self.states)

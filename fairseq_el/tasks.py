@@ -36,7 +36,7 @@ class ELGeneration:
     def build_generator(self, models, args, seq_gen_cls=None, extra_gen_cls_kwargs=None, **kwargs):
         extra_gen_cls_kwargs = dict(extra_gen_cls_kwargs or {})
         if seq_gen_cls is None:
-            extra_gen_cls_kwargs.update(self.generator_options())
+            extra_gen_cls_kwargs = self.generator_options() | extra_gen_cls_kwargs
             if getattr(args, "print_alignment", False):
                 seq_gen_cls = ELSequenceGeneratorWithAlignment
                 extra_gen_cls_kwargs["print_alignment"] = args.print_alignment

@@ -73,8 +73,13 @@ class System:
             disable_iterator_cache=True,
         ).next_epoch_itr(shuffle=False)  # fmt: skip
 
-    def generate(self, batch_size: int = 32, seed: int = 1, inference=None, **search) -> list[list[dict]]:
-        """Hypotheses of the whole set in its order. `search` is what a command line would say."""
+    def generate(
+        self, batch_size: int = 32, seed: int = 1, longest: int = 512, inference=None, **search
+    ) -> list[list[dict]]:
+        """Hypotheses of the whole set (less sources over `longest` tokens) in its order.
+
+        `search` is what a command line would say.
+        """
         search = {"max_len_b": 30, **search}
         extra = {k: search.pop(k) for k in ("lm_model", "lm_weight") if k in search}
         generator = self.task.build_generator(
@@ -83,6 +88,8 @@ class System:
         torch.manual_seed(seed)
         found = {}
         for sample in self.batches(batch_size):
+            if sample["net_input"]["src_tokens"].size(1) > longest:
+                continue
             ids = sample["id"].tolist()
             if search.get("diverse_beam_groups", 0) > 0:
                 # stock fairseq looks up batch rows by sentence id here, and fails; rows it can count itself

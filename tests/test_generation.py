@@ -13,7 +13,8 @@ SEARCHES = {
     "greedy": {"beam": 1},
     "top-k sampling": {"beam": 3, "sampling": True, "sampling_topk": 10},
     "sampling": {"beam": 1, "sampling": True},
-    "length of the source": {"beam": 2, "match_source_len": True},
+    # outputs as long as sources, as far as the decoder has positions
+    "length of the source": {"beam": 2, "match_source_len": True, "longest": 100},
     "unnormalised": {"beam": 4, "unnormalized": True},
     "short outputs": {"beam": 4, "max_len_b": 3},
     "n-best": {"beam": 6, "nbest": 6},

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# From Debian's package index to the demo's model, in about half an hour on 2 cores:
+# From Debian's package index to the demo's model; training takes about 25 minutes on 2 cores:
 #
 #     make install && demo/recipe/run.sh [INDEX]
 #

@@ -1,0 +1,235 @@
+#!/usr/bin/env python3
+"""Summarise the demo's texts with stock fairseq and with fairseq_el, and compare.
+
+All systems are the real `fairseq-generate` command on the same checkpoint and data; what differs is
+`--user-dir`. fairseq_el runs as it comes (`--el-attention auto`, the faster form of attention on
+this machine) and with EL-attention alone, which keeps the least. Each leaves its output in build/demo.
+"""
+
+import argparse
+import hashlib
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import sentencepiece
+from omegaconf import OmegaConf
+from rouge_score.rouge_scorer import RougeScorer
+from tqdm import tqdm
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCE_PIECES = 190  # longer texts are cut, as they were when the model was trained
+EXAMPLES = 5
+LEAD_WORDS = 8  # about as long as a synopsis
+ROUGE = {"rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L"}
+SEARCH = [
+    word
+    for name, value in OmegaConf.load(ROOT / "configs" / "demo.yaml").items()
+    for word in (f"--{name.replace('_', '-')}", str(value))
+]
+SYSTEMS = {
+    "stock fairseq": "--user-dir scripts/stock_gauge --task gauged_translation".split(),
+    "fairseq_el": "--user-dir fairseq_el --el-profile".split(),
+    "fairseq_el, always": "--user-dir fairseq_el --el-profile --el-attention always".split(),
+}
+
+
+class CommandFailed(Exception):
+    """A fairseq command failed; the message holds the command and the end of what it said."""
+
+
+@dataclass
+class Run:
+    """What one system wrote, and what it cost."""
+
+    pieces: dict[int, str] = field(default_factory=dict)  # hypotheses as tokens, by line number
+    summaries: dict[int, str] = field(default_factory=dict)  # the same as text
+    sentences_per_second: float = 0.0
+    peak_bytes: int = 0
+
+
+def fairseq(arguments: list[str | Path], log: Path, on_line: Callable[[str], None]) -> None:
+    """Run a fairseq command, hand its lines to `on_line` and keep them all in `log`.
+
+    fairseq prints hydra's deprecation warnings and debug lines by the screenful; they end up in the
+    log. When the command fails, they are needed and shown.
+    """
+    command = [str(Path(sys.executable).with_name(str(arguments[0]))), *map(str, arguments[1:])]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
+        "PYTHONUNBUFFERED": "1",  # lines arrive as they are written: progress
+        "PYTHONUTF8": "1",
+        "PYTHONWARNINGS": "ignore",
+        "LOGLEVEL": "INFO",  # the speed is logged at this level
+    }
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        log.open("w", encoding="utf-8") as log_file,
+        subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            encoding="utf-8",
+            errors="replace",
+        ) as process,
+    ):
+        assert process.stdout is not None
+        for line in process.stdout:
+            log_file.write(line)
+            on_line(line.rstrip("\n"))
+    if process.returncode != 0:
+        # fairseq also prints its whole configuration, in a line of thousands of characters.
+        last_lines = "\n".join(line[:400] for line in read_lines(log)[-20:])
+        raise CommandFailed(
+            f"{last_lines}\n\nThis command failed with status {process.returncode}"
+            f" (all it said: {log}):\n  {shlex.join(command)}"
+        )
+
+
+def prepare(demo: Path, build: Path, limit: int | None) -> Path:
+    """Turn the demo's first `limit` texts into fairseq's binary format, unless that is done."""
+    data = build / (f"first-{limit}" if limit else "all")
+    names = ("sentencepiece.model", "dict.txt", "test.source", "test.target")
+    inputs = [demo / name for name in names]
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in inputs)).hexdigest()
+    stamp = data / "prepared"
+    if stamp.exists() and stamp.read_text() == digest:
+        return data
+
+    print("Preparing the data ...", flush=True)
+    shutil.rmtree(data, ignore_errors=True)  # fairseq-preprocess overwrites nothing
+    data.mkdir(parents=True)
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(inputs[0]))
+    for side, length in (("source", SOURCE_PIECES), ("target", None)):
+        lines = read_lines(demo / f"test.{side}", limit)
+        pieces = [" ".join(piece[:length]) for piece in processor.encode(lines, out_type=str)]
+        (data / f"pieces.{side}").write_text("\n".join(pieces) + "\n", encoding="utf-8")
+    fairseq(
+        ["fairseq-preprocess", "--source-lang", "source", "--target-lang", "target",
+         "--testpref", data / "pieces", "--srcdict", demo / "dict.txt", "--joined-dictionary",
+         "--destdir", data],
+        log=data / "preprocess.log",
+        on_line=lambda line: None,
+    )  # fmt: skip
+    stamp.write_text(digest)
+    return data
+
+
+def read_lines(path: Path, limit: int | None = None) -> list[str]:
+    return path.read_text(encoding="utf-8").rstrip("\n").split("\n")[:limit]
+
+
+def generate(system: str, demo: Path, data: Path, total: int) -> Run:
+    """Run `fairseq-generate` as one of SYSTEMS, with a progress bar over the summaries."""
+    run = Run()
+    log = data / f"{system.replace(' ', '-')}.log"
+    layout = "{desc:<20}{percentage:3.0f}% |{bar}| {n_fmt}/{total_fmt} [{elapsed}]{postfix}"
+    with tqdm(total=total, desc=system, bar_format=layout, mininterval=0.5) as bar:
+        bar.set_postfix_str("loading")
+
+        def on_line(line: str) -> None:
+            if match := re.match(r"H-(\d+)\t\S+\t(.*)", line):
+                run.pieces[int(match[1])] = match[2]
+                bar.set_postfix_str("", refresh=False)
+                bar.update()
+            elif match := re.match(r"D-(\d+)\t\S+\t(.*)", line):
+                run.summaries[int(match[1])] = match[2]
+            elif match := re.search(r"Translated .* \(([\d.]+) sentences/s", line):
+                run.sentences_per_second = float(match[1])
+            elif match := re.match(r"(?:stock|fairseq_el) \| peak source state: (\d+) bytes", line):
+                run.peak_bytes = int(match[1])
+
+        fairseq(
+            ["fairseq-generate", data, "--path", demo / "model.pt", *SYSTEMS[system], *SEARCH,
+             "--bpe", "sentencepiece", "--sentencepiece-model", demo / "sentencepiece.model",
+             "--no-progress-bar"],
+            log=log,
+            on_line=on_line,
+        )  # fmt: skip
+    if len(run.summaries) != total or not run.sentences_per_second or not run.peak_bytes:
+        raise CommandFailed(f"{system} left out summaries, its speed or its peak: see {log}")
+    return run
+
+
+def rouge(references: list[str], summaries: list[str]) -> dict[str, float]:
+    """Mean F-measures in per cent, with stemming."""
+    scorer = RougeScorer(list(ROUGE), use_stemmer=True)
+    scores = [scorer.score(*pair) for pair in zip(references, summaries, strict=True)]
+    return {kind: 100 * sum(s[kind].fmeasure for s in scores) / len(scores) for kind in ROUGE}
+
+
+def human_size(size: float) -> str:
+    for unit in ("bytes", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.4g} {unit}"
+        size /= 1024
+    return f"{size:.4g} GiB"
+
+
+def print_examples(texts: list[str], references: list[str], summaries: dict[int, str]) -> None:
+    for i, text in enumerate(texts[:EXAMPLES]):
+        print(f"\n  text       {textwrap.shorten(text, 160, placeholder=' ...')}")
+        print(f"  reference  {references[i]}")
+        print(f"  summary    {summaries[i]}")
+
+
+def print_table(runs: dict[str, Run], references: list[str]) -> None:
+    rows = [["", *ROUGE.values(), "sentences/s", "cached source state at the peak"]]
+    for system, run in runs.items():
+        scores = rouge(references, [run.summaries[i] for i in range(len(references))])
+        state = f"{run.peak_bytes:,} bytes ({human_size(run.peak_bytes)})"
+        speed = f"{run.sentences_per_second:.1f}"
+        rows.append([system, *(f"{score:.2f}" for score in scores.values()), speed, state])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for name, *cells in rows:
+        print("  " + name.ljust(widths[0]), *map(str.rjust, cells, widths[1:]), sep="  ")
+
+
+def report(runs: dict[str, Run], texts: list[str], references: list[str]) -> None:
+    stock, *ours = runs.values()
+    print_examples(texts, references, ours[0].summaries)
+    print()
+    print_table(runs, references)
+    identical = sum(
+        all(run.pieces[i] == pieces for run in ours) for i, pieces in stock.pieces.items()
+    )
+    leads = [" ".join(text.split()[:LEAD_WORDS]) for text in texts]
+    lead_scores = " / ".join(f"{score:.2f}" for score in rouge(references, leads).values())
+    print(f"\n  {identical:,} of {len(texts):,} hypotheses are identical, token for token.")
+    print(f"  For scale, the first {LEAD_WORDS} words of each text score {lead_scores}.")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--limit", type=int, metavar="N", help="only the first N texts")
+    parser.add_argument("--demo", type=Path, default=ROOT / "demo", metavar="DIR",
+                        help="model and test set to use, laid out as demo/")  # fmt: skip
+    parser.add_argument("--build", type=Path, default=ROOT / "build" / "demo", metavar="DIR",
+                        help="where to put data and logs (default: build/demo)")  # fmt: skip
+    args = parser.parse_args()
+    demo, build = args.demo.resolve(), args.build.resolve()
+
+    texts = read_lines(demo / "test.source", args.limit)
+    references = read_lines(demo / "test.target", args.limit)
+    try:
+        data = prepare(demo, build, args.limit)
+        runs = {system: generate(system, demo, data, len(texts)) for system in SYSTEMS}
+    except CommandFailed as failure:
+        sys.exit(str(failure))
+    except KeyboardInterrupt:
+        sys.exit("\nInterrupted.")
+    report(runs, texts, references)
+
+
+if __name__ == "__main__":
+    main()

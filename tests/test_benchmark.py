@@ -1,0 +1,237 @@
+"""The benchmark, at toy size: what it shows is what it measured."""
+
+import json
+import re
+import statistics
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, run_command
+
+from bench import driver, generator
+from bench.checkpoints import Checkpoint
+from bench.protocol import DISTINCT_SENTENCES, EOS, Request, source_sentences
+from bench.report import PREFACE, replace_section, table
+from bench.systems import SYSTEMS
+from bench.worker_stock import StockSystem
+
+REPEATS = 2
+RAN = ("stock", "stock-copied", "el")
+QUICK = generator.QUICK
+LAYERS = QUICK.checkpoint.overrides["decoder_layers"]
+WIDTH = QUICK.checkpoint.overrides["encoder_embed_dim"]
+
+
+@pytest.fixture(scope="session")
+def quick_run(tmp_path_factory) -> Path:
+    """The folder of a quick run without peers, whose environment would have to be installed."""
+    output = tmp_path_factory.mktemp("benchmark")
+    done = run_command(
+        sys.executable, ROOT / "scripts" / "benchmark.py", "generator", "--quick",
+        "--systems", *RAN, "--repeats", REPEATS, "--output", output,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return output
+
+
+@pytest.fixture(scope="session")
+def results(quick_run) -> dict:
+    return json.loads((quick_run / "generator.json").read_text())
+
+
+def parse_tables(page: str) -> dict[str, list[dict[str, str]]]:
+    """The tables of a Markdown page by their headings, each row by its column names."""
+    tables: dict[str, list[dict[str, str]]] = {}
+    for section in re.split(r"^### ", page, flags=re.MULTILINE)[1:]:
+        lines = [line for line in section.splitlines() if line.startswith("|")]
+        header, rule, *rows = [
+            [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines
+        ]
+        assert all(re.fullmatch(r"-+:?", cell) for cell in rule)
+        assert rows and all(len(row) == len(header) for row in rows)
+        tables[section.splitlines()[0]] = [dict(zip(header, row)) for row in rows]
+    return tables
+
+
+@pytest.fixture(scope="session")
+def tables(quick_run) -> dict[str, list[dict[str, str]]]:
+    return parse_tables((quick_run / "benchmarks.md").read_text())
+
+
+def number(cell: str) -> float:
+    return float(re.match(r"-?[\d.]+", cell).group())
+
+
+def title(system: str) -> str:
+    return SYSTEMS[system].title
+
+
+def test_every_figure_has_a_table_and_every_table_its_rows(tables):
+    assert {name: len(rows) for name, rows in tables.items()} == {
+        "Bars": 17,
+        "One decoding step": 2 * len(QUICK.step_lengths),
+        "Whole generation": len(RAN),
+        "The choice of form": len(QUICK.auto_source_lengths) * len(QUICK.auto_beams),
+        "Cached source state": len(RAN),
+        "Loading": len(RAN),
+    }
+
+
+def test_a_number_shown_is_the_number_in_the_json(tables, results):
+    made = results["figures"]
+    for shown, row in zip(tables["Whole generation"], made["whole"], strict=True):
+        assert shown["system"] == title(row["system"])
+        assert number(shown["seconds"]) == pytest.approx(row["seconds"]["median"], abs=0.005001)
+        assert number(shown["fairseq_el is faster"]) == pytest.approx(
+            row["speedup_of_el"], abs=0.005001
+        )
+        assert number(shown["peak memory"]) == pytest.approx(row["peak_bytes"] / 1e9, abs=0.005001)
+    for shown, row in zip(tables["One decoding step"], made["steps"], strict=True):
+        assert (shown["system"], shown["batch"]) == (title(row["system"]), str(row["batch"]))
+        assert number(shown["ms a step"]) == pytest.approx(
+            1000 * row["seconds"]["median"], abs=0.05001
+        )
+    for shown, row in zip(tables["The choice of form"], made["auto"], strict=True):
+        assert shown["source and beam"] == f"n = {row['source_length']}, beam {row['beam']}"
+        assert number(shown["auto"]) == pytest.approx(row["auto"]["median"], abs=0.005001)
+        assert number(shown["auto to better"]) == pytest.approx(row["auto_to_better"], abs=0.005001)
+    for shown, row in zip(tables["Bars"], results["bars"], strict=True):
+        assert shown["figure"] == row["figure"]
+        if row["value"] is None:
+            assert (shown["measured"], shown["result"]) == ("not measured", "open")
+        else:
+            assert number(shown["measured"]) == pytest.approx(row["value"], abs=0.005001)
+            assert ("not" in shown["result"]) == (not row["met"])
+
+
+def times_of(results: dict, **wanted) -> list[float]:
+    """Seconds in the order of the rounds, straight from the records."""
+    found = [
+        r for r in results["records"] if all(r[name] == value for name, value in wanted.items())
+    ]
+    assert [r["repeat"] for r in found] == list(range(REPEATS))
+    return [r["seconds"] for r in found]
+
+
+def test_ratios_are_those_of_the_medians(results):
+    whole = {s: statistics.median(times_of(results, figure="whole", system=s)) for s in RAN}
+    for row in results["figures"]["whole"]:
+        assert row["speedup_of_el"] == pytest.approx(whole[row["system"]] / whole["el"])
+    for row in results["figures"]["auto"]:
+        shape = {"figure": "auto", "source_length": row["source_length"], "beam": row["beam"]}
+        always, never, auto = (
+            statistics.median(times_of(results, attention=form, **shape))
+            for form in ("always", "never", "auto")
+        )
+        assert row["auto_to_better"] == pytest.approx(auto / min(always, never))
+
+
+def test_a_step_is_the_longer_output_less_the_shorter_by_their_difference(results):
+    found = {(row["system"], row["batch"]): row for row in results["figures"]["steps"]}
+    for batch, (short, long) in QUICK.step_lengths.items():
+        steps = {}
+        for system in ("stock", "el"):
+            before, after = (
+                times_of(results, figure="steps", system=system, batch=batch, length=length)
+                for length in (short, long)
+            )
+            steps[system] = statistics.median(
+                (b - a) / (long - short) for a, b in zip(before, after, strict=True)
+            )
+            assert found[system, batch]["seconds"]["median"] == pytest.approx(steps[system])
+        assert found["el", batch]["speedup_over_stock"] == pytest.approx(
+            steps["stock"] / steps["el"]
+        )
+
+
+def test_every_system_produces_exactly_the_forced_number_of_tokens(results):
+    generated = [r for r in results["records"] if r["op"] != "source_state"]
+    assert {r["system"] for r in generated} == set(RAN)
+    for record in generated:
+        assert len(record["tokens"]) == record["batch"]
+        assert {len(sentence) + 1 for sentence in record["tokens"]} == {record["length"]}  # + </s>
+
+
+def test_source_state_measured_from_live_tensors_is_what_the_formulas_say(results):
+    encoder_output = QUICK.whole_batch * QUICK.source_length * WIDTH * 4
+    measured = {row["system"]: row["bytes"] for row in results["figures"]["source_state"]}
+    assert measured == {
+        "stock": 2 * LAYERS * encoder_output,
+        "stock-copied": 2 * LAYERS * QUICK.beam * encoder_output,
+        "el": encoder_output,
+    }
+
+
+def test_results_name_the_machine_the_versions_and_the_command(results):
+    environment = results["environment"]
+    assert environment["machine"] and environment["cores"] > 0 and environment["date"]
+    assert {"python", "torch", "fairseq"} <= set(environment["versions"])
+    assert "generator --quick" in environment["command"]
+
+
+def test_memory_is_that_of_the_worker_and_its_peak_is_no_less(results):
+    for record in results["records"]:
+        assert 1e8 < record["memory"]["resident"] <= record["memory"]["peak"] < 4e9
+
+
+def test_bars_are_met_from_their_limit_on_and_open_without_a_measurement():
+    assert generator.bar("f", 2.0, at_least=2.0)["met"] is True
+    assert generator.bar("f", 1.99, at_least=2.0)["met"] is False
+    assert generator.bar("f", 1.10, at_most=1.10)["met"] is True
+    assert generator.bar("f", 1.11, at_most=1.10)["met"] is False
+    assert generator.bar("f", None, at_least=2.0)["met"] is None
+
+
+def test_all_systems_get_the_same_sources_of_the_requested_length():
+    request = Request(
+        "generate", batch=2 * DISTINCT_SENTENCES + 1, source_length=40, beam=4, length=5
+    )
+    sources = source_sentences(request, vocabulary=100)
+    assert sources == source_sentences(request, vocabulary=100)
+    assert {len(sentence) for sentence in sources} == {40}
+    assert all(sentence[-1] == EOS and EOS not in sentence[:-1] for sentence in sources)
+    assert max(max(sentence) for sentence in sources) < 100
+    assert len({tuple(sentence) for sentence in sources}) == DISTINCT_SENTENCES
+    assert sources[0] == sources[DISTINCT_SENTENCES]
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_decoding_from_a_remembered_encoder_output_gives_the_same_hypotheses(quick_run, copied):
+    checkpoint = QUICK.checkpoint
+    system = StockSystem(
+        {"checkpoint": str(checkpoint.model), "data": str(checkpoint.data), "copied": copied}
+    )
+    for batch, beam in ((DISTINCT_SENTENCES + 3, 4), (2, 4), (2, 1)):
+        whole, decoded = (
+            Request(op, batch, source_length=24, beam=beam, length=7)
+            for op in ("generate", "decode")
+        )
+        sources = source_sentences(whole, system.vocabulary)
+        assert system.answer(whole, sources).tokens == system.answer(decoded, sources).tokens
+
+
+def test_a_worker_that_fails_is_reported_with_the_end_of_its_log(tmp_path):
+    nowhere = Checkpoint("bart_large", {"missing": 1})
+    with pytest.raises(driver.WorkerFailed, match="(?s)stock fairseq ended.*Error"):
+        driver.run([SYSTEMS["stock"]], [], 1, nowhere, logs=tmp_path)
+
+
+def test_an_exhibit_replaces_its_own_section_of_the_page_and_no_other(tmp_path):
+    page = tmp_path / "docs" / "benchmarks.md"
+    replace_section(page, "one", "first text")
+    replace_section(page, "two", r"a \d backslash")
+    replace_section(page, "one", "second text")
+    text = page.read_text()
+    assert text.startswith(PREFACE.rstrip())
+    assert "first text" not in text
+    assert text.index("second text") < text.index(r"a \d backslash")
+
+
+def test_a_table_reads_as_plain_text():
+    assert table(["name", "n"], [["a", "1"], ["bcdef", "1234"]]).splitlines() == [
+        "| name  |    n |",
+        "| ----- | ---: |",
+        "| a     |    1 |",
+        "| bcdef | 1234 |",
+    ]
