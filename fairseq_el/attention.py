@@ -153,6 +153,9 @@ class ELAttention(MultiheadAttention):
         shape = (b, self.num_heads, self.head_dim, n)
         return keys.view(shape), values.view(shape)
 
+    def set_beam_size(self, beam_size: int) -> None:
+        """Nothing to set: a beam size kept here would outlive the search that set it."""
+
     def has_el_form(self) -> bool:
         """False for options whose meaning EL-attention can't keep; the parent serves those."""
         dropout = self.dropout_module

@@ -40,6 +40,10 @@ class ELModel:
             check_dictionary(state_dict, side, getattr(self, side).dictionary)
         super().upgrade_state_dict_named(state_dict, name)
 
+    def set_beam_size(self, beam: int) -> None:
+        """Stock generators ask BART to share keys and values among the beams and to leave the encoder output
+        as it is. There are no keys and values here, and how many beams share a source is in the shapes."""
+
     def prepare_for_inference_(self, cfg):
         """fairseq calls this on models that will not be trained any more, once they are on their device."""
         super().prepare_for_inference_(cfg)
@@ -103,11 +107,13 @@ def to_el_form(model: nn.Module) -> nn.Module:
             f"{name} has no EL form (there is one for the families transformer and bart); "
             "run it with stock fairseq, that is, without accelerate() or --user-dir fairseq_el"
         )
+    model.encoder.__dict__.pop("reorder_encoder_out", None)  # an earlier stock search may have left its own
     for layer in model.encoder.layers:
         specialise(layer.self_attn, FusedSelfAttention)
     if type(model.encoder) in (TransformerEncoder, TransformerEncoderBase):
         model.encoder.__class__ = ELEncoder
     for layer in model.decoder.layers:
+        layer.encoder_attn.beam_size = 1
         specialise(layer.encoder_attn, ELAttention)
         specialise(layer.self_attn, HistoryAttention)
     if not is_accelerated(model):

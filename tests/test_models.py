@@ -75,6 +75,14 @@ def test_accelerate_works_in_place_and_twice(stock, el):
     assert_same_hypotheses(ours.generate(beam=4), stock().generate(beam=4))
 
 
+def test_accelerate_clears_what_an_earlier_stock_search_left_on_the_model(stock):
+    """Stock fairseq leaves the beam size there; its own greedy search then goes wrong."""
+    system = stock()
+    system.generate(beam=4)
+    fairseq_el.accelerate(system.models[0])
+    assert_same_hypotheses(system.generate(beam=1), stock().generate(beam=1))
+
+
 def test_accelerate_names_an_architecture_that_has_no_el_form(el):
     with pytest.raises(UserError, match=r"LSTMModel has no EL form .* stock fairseq"):
         fairseq_el.accelerate(LSTMModel.build_model(lstm_settings(), el().task))
