@@ -26,7 +26,7 @@ help:
 install: $(STAMPS)/package
 
 test: install
-	@$(BIN)/python -m pytest -q tests
+	@$(BIN)/python -m pytest -q --disable-warnings tests
 
 summarize: install
 	@$(BIN)/python scripts/demo.py

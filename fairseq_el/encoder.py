@@ -88,7 +88,7 @@ class ELEncoder(TransformerEncoderBase):
             )
         x, embedding = self.forward_embedding(src_tokens, token_embeddings)  # [b, n, d]
         states = x.new_zeros(x.shape)
-        for rows in self.groups(lengths.tolist(), x.device):
+        for rows in groups(lengths.tolist()):
             states[rows][real[rows]] = self.encode_joined(x[rows][real[rows]], lengths[rows].tolist())
         return {
             "encoder_out": [states.transpose(0, 1)],  # [n, b, d]
@@ -111,21 +111,22 @@ class ELEncoder(TransformerEncoderBase):
             x = self.layer_norm(x)
         return x.squeeze(1)
 
-    def groups(self, lengths: list[int], device: torch.device) -> list[slice]:
-        """Neighbouring sentences that go through the layers together."""
-        if device.type != "cpu":
-            return [slice(0, len(lengths))]
-        found, start, tokens = [], 0, 0
-        for row, length in enumerate(lengths):
-            if row > start and tokens + length > CPU_GROUP_TOKENS:
-                found.append(slice(start, row))
-                start, tokens = row, 0
-            tokens += length
-        return [*found, slice(start, len(lengths))]
-
     def joining_pays(self, lengths: Tensor) -> bool:
-        """Only where sentences are long enough for a call each."""
-        if self.training or int(lengths.sum()) < SHORT_SENTENCE * lengths.numel():
+        """On a CPU, where sentences are long enough for a call each; on a GPU launches would cost more."""
+        if self.training or lengths.device.type != "cpu":
+            return False
+        if int(lengths.sum()) < SHORT_SENTENCE * lengths.numel():
             return False
         attentions = (layer.self_attn for layer in self.layers)
         return all(type(a) is FusedSelfAttention and a.has_fused_form() for a in attentions)
+
+
+def groups(lengths: list[int]) -> list[slice]:
+    """Neighbouring sentences that go through the layers together."""
+    found, start, tokens = [], 0, 0
+    for row, length in enumerate(lengths):
+        if row > start and tokens + length > CPU_GROUP_TOKENS:
+            found.append(slice(start, row))
+            start, tokens = row, 0
+        tokens += length
+    return [*found, slice(start, len(lengths))]

@@ -161,7 +161,8 @@ class ELSequenceGenerator(SequenceGenerator):
         """el_attention: `auto`, `always` or `never`; el_memory_budget: bytes for the state of a batch."""
         if isinstance(models, EnsembleModel):
             models = list(models.models)
-        decision = Decision(el_attention, el_memory_budget)
+        share = None if el_memory_budget is None else el_memory_budget // len(models)
+        decision = Decision(el_attention, share)
         super().__init__(ELEnsemble(models, decision, wants_weights), tgt_dict, *args, **kwargs)
         self.decision = decision
         if type(self.search) is BeamSearch and self.model.offers_logits():
@@ -219,7 +220,7 @@ class ELSequenceGenerator(SequenceGenerator):
             model = self.model.single_model
             shape = attention_shape(model, 1, self.beam_size, n)
             layers, length = len(model.decoder.layers), self.model.longest_output
-            fits = largest_batch(shape, layers, self.decision.budget // self.model.models_size, length)
+            fits = largest_batch(shape, layers, self.decision.budget, length)
             fits = min(max(fits, 1), b)
         return [slice(start, min(start + fits, b)) for start in range(0, b, fits)]
 

@@ -78,7 +78,7 @@ class SourceMemory:
 
     def key_values(self, attention: nn.Module) -> tuple[Tensor, Tensor] | None:
         """K and V of a layer, [b, h, d_k, n] each, or None where it should attend to H."""
-        if attention not in self.built and self.switching and self._has_room():
+        if attention not in self.built and self.switching and self._has_room(attention):
             start = time.perf_counter()
             self.built[attention] = attention.build_key_values(self.states)
             self.build_seconds += time.perf_counter() - start
@@ -88,9 +88,10 @@ class SourceMemory:
         seconds, self.build_seconds = self.build_seconds, 0.0
         return seconds
 
-    def _has_room(self) -> bool:
+    def _has_room(self, attention: nn.Module) -> bool:
         budget = self.decision.budget
-        another_layer = 2 * tensor_bytes(self.states)
+        b, n, _ = self.states.shape
+        another_layer = 2 * b * n * attention.embed_dim * self.states.element_size()
         return budget is None or self.nbytes() + another_layer + self.reserved_bytes <= budget
 
     def reorder(self, new_order: Tensor, beam_size: int) -> None:

@@ -153,7 +153,7 @@ class Decision:
     """
 
     form: str = "auto"  # or `always` (H, as in the paper) or `never` (K and V, shared by the beams)
-    budget: int | None = None  # bytes for all state of a batch; None for no limit
+    budget: int | None = None  # bytes for all state that one model keeps of a batch; None for no limit
     expected_steps: float = 0.0
 
     def wants_key_values(self, shape: Shape, machine: Callable[[], Machine], account: "Account") -> bool:

@@ -1,9 +1,14 @@
 """Generation with EL-attention finds the hypotheses that stock fairseq finds."""
 
+from argparse import Namespace
+
 import pytest
 import torch
 from conftest import DEMO, assert_same_hypotheses
 from fairseq.sequence_generator import SequenceGenerator
+
+from fairseq_el.attention import ELAttention
+from fairseq_el.roofline import Decision
 
 SEARCHES = {
     "beam": {"beam": 4},
@@ -84,6 +89,41 @@ def test_a_language_model_is_mixed_in_as_in_stock(stock, el):
     assert_same_hypotheses(with_lm, stock().generate(**search))
     without = system.generate(beam=4)
     assert any(a[0]["tokens"].tolist() != b[0]["tokens"].tolist() for a, b in zip(with_lm, without))
+
+
+@pytest.mark.parametrize("budget", [None, "20M"])
+def test_switching_in_the_middle_of_generation_changes_no_hypothesis(stock, el, monkeypatch, budget):
+    """On a machine where renting for five steps costs as much as building; with room for all layers, or for
+    some. Sentences finish before, at and after the switch."""
+    step_now, steps_of_builds = [0], []
+    build = ELAttention.build_key_values
+
+    def buys_at_step_five(decision, shape, machine, account):
+        account.steps = step_now[0] = account.steps + 1
+        return account.steps >= 5
+
+    def recorded_build(attention, states):
+        steps_of_builds.append(step_now[0])
+        return build(attention, states)
+
+    monkeypatch.setattr(Decision, "wants_key_values", buys_at_step_five)
+    monkeypatch.setattr(ELAttention, "build_key_values", recorded_build)
+    ours = el(el_memory_budget=budget).generate(beam=4)
+    assert_same_hypotheses(ours, stock().generate(beam=4))
+    assert set(steps_of_builds) == {5}
+
+
+def test_a_source_of_one_token(stock, el):
+    """Nothing but the end of the sentence."""
+    found = []
+    for system in (el(), stock()):
+        task, models = system.task, system.models
+        generator = task.build_generator(models, Namespace(beam=3, max_len_b=6))
+        eos = task.source_dictionary.eos()
+        tokens = torch.tensor([[eos], [eos]])
+        sample = {"net_input": {"src_tokens": tokens, "src_lengths": torch.tensor([1, 1])}}
+        found.append(task.inference_step(generator, models, sample))
+    assert_same_hypotheses(*found)
 
 
 @pytest.mark.parametrize("batch_size", [1, 7])
