@@ -110,7 +110,7 @@ def test_switching_in_the_middle_of_generation_changes_no_hypothesis(stock, el, 
     monkeypatch.setattr(ELAttention, "build_key_values", recorded_build)
     ours = el(el_memory_budget=budget).generate(beam=4)
     assert_same_hypotheses(ours, stock().generate(beam=4))
-    assert set(steps_of_builds) == {5}
+    assert min(steps_of_builds) == 5  # later only where finished sentences made room
 
 
 def test_a_source_of_one_token(stock, el):
