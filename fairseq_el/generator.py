@@ -88,7 +88,9 @@ class ELEnsemble(EnsembleModelWithAlignment):
     def beam_bytes(self, model: nn.Module, batch: int) -> int:
         """What the history of the beams may grow to."""
         layers = model.decoder.layers
-        width, size = layers[0].self_attn.embed_dim, next(model.parameters()).element_size()
+        # of the arithmetic, which a packed model's embedding, its first parameter, doesn't tell
+        size = layers[0].encoder_attn.k_proj.weight.element_size()
+        width = layers[0].self_attn.embed_dim
         return 2 * len(layers) * batch * self.beam_size * self.longest_output * width * size
 
     def forward_decoder(self, tokens, encoder_outs, incremental_states, temperature: float = 1.0):
