@@ -39,6 +39,7 @@ REQUIREMENTS = {
         "cffi==2.1.1",
         "packaging==26.3",
         "sacrebleu==2.6.0",
+        "safetensors==0.8.0",
         "tqdm==4.70.1",
     ],
     # The demo: its text in pieces, and its score.
@@ -46,9 +47,13 @@ REQUIREMENTS = {
         "rouge-score==0.1.2",
         "sentencepiece==0.2.2",
     ],
+    # Data sets as Hugging Face keeps them.
+    "data": by_python("pyarrow==26.0.1", "pyarrow"),
     "test": [
         *by_python("hypothesis==6.170.15", "hypothesis==6.131.0"),
         "pytest==9.2.0",
+        # what converted checkpoints are compared with
+        *by_python("transformers==5.22.2", "transformers"),
     ],
     # Other systems, to compare speed with, and plots. Nothing but the benchmarks imports these.
     "benchmark": [
@@ -71,11 +76,13 @@ if __name__ == "__main__":
         long_description_content_type="text/markdown",
         license="MIT",
         packages=["fairseq_el"],
+        package_data={"fairseq_el": ["kernels/*"]},
         python_requires=">=3.10",  # the oldest Python with builds of torch 2.13.0
         install_requires=REQUIREMENTS["torch"] + REQUIREMENTS["run"],
         extras_require={
             "demo": REQUIREMENTS["demo"],
-            "test": REQUIREMENTS["demo"] + REQUIREMENTS["test"],
+            "data": REQUIREMENTS["data"],
+            "test": REQUIREMENTS["demo"] + REQUIREMENTS["data"] + REQUIREMENTS["test"],
             "benchmark": REQUIREMENTS["benchmark"],
         },
     )

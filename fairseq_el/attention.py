@@ -16,7 +16,9 @@ import torch.nn.functional as F
 from fairseq.modules import MultiheadAttention
 from torch import Tensor
 
-from fairseq_el.memory import BeamHistory, SourceMemory
+from fairseq_el import native
+from fairseq_el.memory import BeamHistory, PromptMemory, SourceMemory
+from fairseq_el.packed import project_together
 
 
 def expand_query(query: Tensor, key_weight: Tensor) -> Tensor:
@@ -87,22 +89,24 @@ class ELAttention(MultiheadAttention):
         t, rows, d = query.shape
         b = key.size(1)
         # [t, b * x, d] -> [b, x * t, d]: the rows of one sentence are neighbours
-        q = (self.q_proj(query) * self.scaling).view(t, b, rows // b, d)
-        q = q.permute(1, 2, 0, 3).reshape(b, -1, d)
+        q = self.q_proj(query).view(t, b, rows // b, d).permute(1, 2, 0, 3).reshape(b, -1, d)
         states = key.transpose(0, 1)  # [b, n, d_source]
 
         source = SourceMemory.of(incremental_state)
         if source is not None and not source.wants_weights:
             need_weights = need_head_weights = False
+        needs_weights = need_weights or need_head_weights
         key_values = source.key_values(self) if source else None
         if key_values is None:
             context, weights = self.attend_to_states(q, states, key_padding_mask)
+        elif not needs_weights and source.span is not None and native.serves(q, self.head_dim):
+            context = native.attend(q, self.num_heads, self.scaling, shared=key_values, span=source.span)
         else:
             context, weights = self.attend_to_key_values(q, *key_values, key_padding_mask)
 
         # [b, x * t, d] -> [t, b * x, d]
         out = self.out_proj(context.view(b, rows // b, t, d).permute(2, 0, 1, 3).reshape(t, rows, d))
-        if not (need_weights or need_head_weights):
+        if not needs_weights:
             return out, None
         # [b, h, x * t, n] -> [h, b * x, t, n]
         weights = weights.transpose(0, 1).reshape(self.num_heads, rows, t, -1)
@@ -113,7 +117,7 @@ class ELAttention(MultiheadAttention):
     ) -> tuple[Tensor, Tensor]:
         """EL-attention. q: [b, r, d], states: [b, n, d_source]; returns [b, r, d] and weights [b, h, r, n]."""
         b, r, _ = q.shape
-        q = q.view(b, r, self.num_heads, self.head_dim)
+        q = (q * self.scaling).view(b, r, self.num_heads, self.head_dim)
         scores = torch.bmm(expand_query(q, self.k_proj.weight), states.transpose(1, 2))
         weights = softmax_over_source(scores, padding_mask)  # [b, h * r, n]
         context = torch.bmm(weights.to(states.dtype), states)  # [b, h * r, d_source]
@@ -131,7 +135,7 @@ class ELAttention(MultiheadAttention):
         """
         b, r, d = q.shape
         n = keys.size(3)
-        q = split_heads(q, self.num_heads).reshape(-1, r, self.head_dim)  # [b * h, r, d_k]
+        q = split_heads(q * self.scaling, self.num_heads).reshape(-1, r, self.head_dim)  # [b * h, r, d_k]
         scores = torch.bmm(q, keys.view(-1, self.head_dim, n))  # [b * h, r, n]
         weights = softmax_over_source(scores.view(b, -1, n), padding_mask)
         context = torch.bmm(weights.view(-1, r, n).to(q.dtype), values.view(-1, self.head_dim, n).mT)
@@ -177,6 +181,8 @@ class HistoryAttention(MultiheadAttention):
     Without a history in the incremental state (stock generators, training) it is its parent.
     """
 
+    projects_together: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
+
     def forward(
         self,
         query: Tensor,
@@ -195,17 +201,105 @@ class HistoryAttention(MultiheadAttention):
             )
         t, rows, d = query.shape
         x, h = history.beam_size, self.num_heads
-        q, k, v = (
-            project(query).view(rows // x, x, h, self.head_dim).transpose(1, 2)  # [b, h, x, d_k]
-            for project in (self.q_proj, self.k_proj, self.v_proj)
-        )
-        keys, values, hidden = history.append(self, k, v)
+        q, k, v = (projected.view(rows // x, x, d) for projected in self.project(query))
+        keys, values, hidden = history.append(self, split_heads(k, h), split_heads(v, h))
+        prompt = PromptMemory.of(incremental_state)
+        if prompt is not None and prompt.length() == 0:
+            prompt = None
+        shared = prompt.key_values(self) if prompt else None
+        if native.serves(q, self.head_dim) and (prompt is None or shared is not None):
+            span = prompt.span if prompt else None
+            context = native.attend(
+                q, h, self.scaling, shared, span, slots=(keys, values), hidden=hidden, used=history.used
+            )
+        else:
+            used = history.used
+            slots = keys[:, :, :used], values[:, :, :used], hidden[:, :, :used]
+            context = self.attend_to_slots(q, *slots, prompt)
+        return self.out_proj(context.view(t, rows, d)), None
+
+    def project(self, x: Tensor) -> list[Tensor]:
+        return project_together(x, self.q_proj, self.k_proj, self.v_proj)
+
+    def attend_to_slots(
+        self, q: Tensor, keys: Tensor, values: Tensor, hidden: Tensor, prompt: PromptMemory | None
+    ) -> Tensor:
+        """q: [b, x, d], keys and values: [b, h, slots, d_k], hidden: [b, x, slots]; returns [b, x, d].
+
+        With a prompt, the weights of both parts come from one softmax, and the results are added.
+        """
+        b, x, d = q.shape
+        h, slots = self.num_heads, keys.size(2)
+        q = split_heads(q * self.scaling, h)  # [b, h, x, d_k]
         # three dimensions: bmm then reads the slots where they lie, matmul would copy them
-        keys, values = keys.flatten(0, 1), values.flatten(0, 1)  # [b * h, slots, d_k]
-        q = (q * self.scaling).flatten(0, 1)  # [b * h, x, d_k]
-        scores = torch.bmm(q, keys.transpose(1, 2)).view(rows // x, h, x, -1)
-        scores.masked_fill_(hidden.unsqueeze(1), float("-inf"))
-        weights = F.softmax(scores, dim=-1, dtype=torch.promote_types(q.dtype, torch.float32))
-        context = torch.bmm(weights.to(q.dtype).flatten(0, 1), values)  # [b * h, x, d_k]
-        context = context.view(rows // x, h, x, -1).transpose(1, 2)
-        return self.out_proj(context.reshape(t, rows, d)), None
+        scores = torch.bmm(q.reshape(b * h, x, -1), keys.flatten(0, 1).mT).view(b, h, x, slots)
+        scores = scores.masked_fill(hidden.unsqueeze(1), float("-inf"))
+        if prompt is not None:
+            scores = torch.cat([scores, self.score_prompt(q, prompt)], dim=-1)  # [b, h, x, slots + n]
+        weights = F.softmax(scores, dim=-1, dtype=torch.promote_types(q.dtype, torch.float32)).to(q.dtype)
+        own = weights[..., :slots].reshape(b * h, x, slots)
+        context = torch.bmm(own, values.flatten(0, 1)).view(b, h, x, -1)
+        context = context.transpose(1, 2).reshape(b, x, d)
+        return context if prompt is None else context + self.mix_prompt(weights[..., slots:], prompt)
+
+
+class PromptAttention(HistoryAttention):
+    """Self-attention of a language model: EL-attention to the prompt, multi-head to what is generated."""
+
+    projects_together = ("k_proj", "v_proj")
+    applies_weights = ("k_proj", "v_proj")
+
+    def forward(self, query: Tensor, *args, **options) -> tuple[Tensor, Tensor | None]:
+        prompt = PromptMemory.being_read()
+        if prompt is None:
+            return super().forward(query, *args, **options)
+        return self.read(query, prompt), None
+
+    def project(self, x: Tensor) -> list[Tensor]:
+        return [self.q_proj(x), *project_together(x, self.k_proj, self.v_proj)]
+
+    def read(self, query: Tensor, prompt: PromptMemory) -> Tensor:
+        """Causal attention among the tokens of prompts, which are padded behind: [n, b, d] to [n, b, d]."""
+        n, b, d = query.shape
+        q, k, v = (
+            x.view(n, b, self.num_heads, self.head_dim).permute(1, 2, 0, 3) for x in self.project(query)
+        )  # [b, h, n, d_k]
+        prompt.record(self, query.transpose(0, 1), k, v)
+        context = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.out_proj(context.permute(2, 0, 1, 3).reshape(n, b, d))
+
+    def score_prompt(self, q: Tensor, prompt: PromptMemory) -> Tensor:
+        """q: [b, h, x, d_k], scaled; returns [b, h, x, n]."""
+        b, h, x, d_k = q.shape
+        key_values = prompt.built.get(self)
+        if key_values is not None:
+            scores = torch.bmm(q.reshape(b * h, x, d_k), key_values[0].flatten(0, 1)).view(b, h, x, -1)
+        else:
+            expanded = expand_query(q.transpose(1, 2), self.k_proj.weight)  # [b, h * x, d]
+            scores = torch.bmm(expanded, prompt.states_of(self).mT).view(b, h, x, -1)
+            if self.k_proj.bias is not None:  # not the same for prompt and slots: softmax doesn't ignore it
+                scores = scores + (q * self.k_proj.bias.view(h, 1, d_k)).sum(-1, keepdim=True)
+        return scores.masked_fill(prompt.padding_mask[:, None, None], float("-inf"))
+
+    def mix_prompt(self, weights: Tensor, prompt: PromptMemory) -> Tensor:
+        """weights: [b, h, x, n], which need not add up to one; returns [b, x, d]."""
+        b, h, x, n = weights.shape
+        key_values = prompt.built.get(self)
+        if key_values is not None:
+            context = torch.bmm(weights.reshape(b * h, x, n), key_values[1].flatten(0, 1).mT)
+            return context.view(b, h, x, -1).transpose(1, 2).reshape(b, x, -1)
+        context = torch.bmm(weights.reshape(b, h * x, n), prompt.states_of(self))  # [b, h * x, d]
+        context = collapse_context(context, self.v_proj.weight, h)
+        if self.v_proj.bias is None:
+            return context
+        share = weights.sum(-1).transpose(1, 2).unsqueeze(-1)  # [b, x, h, 1]
+        return context + (share * self.v_proj.bias.view(h, -1)).reshape(b, x, -1)
+
+    def build_key_values(self, states: Tensor) -> tuple[Tensor, Tensor]:
+        """K and V of the prompts [b, n, d], as [b, h, d_k, n] each; with biases, as the slots have them."""
+        b, n, _ = states.shape
+        keys, values = (
+            x.view(b, n, self.num_heads, -1).permute(0, 2, 3, 1).contiguous()
+            for x in project_together(states, self.k_proj, self.v_proj)
+        )
+        return keys, values

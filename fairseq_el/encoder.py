@@ -8,6 +8,8 @@ from fairseq.models.transformer import TransformerEncoderBase
 from fairseq.modules import MultiheadAttention
 from torch import Tensor
 
+from fairseq_el.packed import project_together
+
 SHORT_SENTENCE = 48
 """Mean tokens a sentence below which one attention call per sentence costs more than padding does."""
 
@@ -26,6 +28,8 @@ class Joined:
 
 class FusedSelfAttention(MultiheadAttention):
     """Encoder self-attention by `scaled_dot_product_attention`; its parent where that has no form."""
+
+    projects_together = ("q_proj", "k_proj", "v_proj")
 
     def forward(
         self,
@@ -47,8 +51,8 @@ class FusedSelfAttention(MultiheadAttention):
             )  # fmt: skip
         n, b, d = query.shape
         q, k, v = (
-            project(query).view(n, b, self.num_heads, self.head_dim).permute(1, 2, 0, 3)
-            for project in (self.q_proj, self.k_proj, self.v_proj)
+            x.view(n, b, self.num_heads, self.head_dim).permute(1, 2, 0, 3)
+            for x in project_together(query, self.q_proj, self.k_proj, self.v_proj)
         )  # [b, h, n, d_k]
         if isinstance(key_padding_mask, Joined):
             sentences = zip(*(x.split(key_padding_mask.lengths, dim=2) for x in (q, k, v)))

@@ -17,8 +17,9 @@ from fairseq.sequence_generator import (
 )
 from torch import Tensor, nn
 
+from fairseq_el import native
 from fairseq_el.errors import UserError
-from fairseq_el.memory import BeamHistory, SourceMemory
+from fairseq_el.memory import BeamHistory, SharedMemory, SourceMemory
 from fairseq_el.models import is_accelerated
 from fairseq_el.profile import Profile
 from fairseq_el.roofline import Decision, Shape, largest_batch
@@ -27,10 +28,17 @@ from fairseq_el.search import LogitBeamSearch, NGramBlock
 logger = logging.getLogger(__name__)
 
 
+def shared_attention(model: nn.Module) -> nn.Module:
+    """An attention layer to what the beams of a sentence share: the source, or else the prompt."""
+    layer = model.decoder.layers[0]
+    return layer.encoder_attn or layer.self_attn
+
+
 def attention_shape(model: nn.Module, batch: int, beam: int, length: int) -> Shape:
-    attention = model.decoder.layers[0].encoder_attn
-    weight = attention.k_proj.weight
-    return Shape(batch, beam, length, attention.num_heads, attention.kdim, weight.element_size())
+    attention = shared_attention(model)
+    # of the arithmetic, which a packed model's embedding, its first parameter, doesn't tell
+    size = attention.k_proj.weight.element_size()
+    return Shape(batch, beam, length, attention.num_heads, attention.kdim, size)
 
 
 class ELEnsemble(EnsembleModelWithAlignment):
@@ -44,6 +52,7 @@ class ELEnsemble(EnsembleModelWithAlignment):
         self.beam_size = 1
         self.longest_output = 0
         self.logit_search: LogitBeamSearch | None = None
+        self.closed_prefix = 0
         self.profile = Profile()
 
     def set_decoder_beam_size(self, beam_size: int) -> None:
@@ -60,6 +69,12 @@ class ELEnsemble(EnsembleModelWithAlignment):
             and decoder.adaptive_softmax is None
             and type(decoder).get_normalized_probs is TransformerDecoderBase.get_normalized_probs
         )
+
+    def follow(self, prefix_tokens: Tensor | None, eos: int) -> None:
+        """Prepares for a prefix that the search must follow, [b, n]. Where one contains the end of a text, the
+        search copies scores from beam to beam, so that up to there they must be normalised already."""
+        closed = prefix_tokens is not None and bool(prefix_tokens.eq(eos).any())
+        self.closed_prefix = prefix_tokens.size(1) if closed else 0
 
     def forward_encoder(self, net_input: dict[str, Tensor]):
         if not self.accelerated:
@@ -88,8 +103,7 @@ class ELEnsemble(EnsembleModelWithAlignment):
     def beam_bytes(self, model: nn.Module, batch: int) -> int:
         """What the history of the beams may grow to."""
         layers = model.decoder.layers
-        # of the arithmetic, which a packed model's embedding, its first parameter, doesn't tell
-        size = layers[0].encoder_attn.k_proj.weight.element_size()
+        size = attention_shape(model, batch, self.beam_size, 1).element_size
         width = layers[0].self_attn.embed_dim
         return 2 * len(layers) * batch * self.beam_size * self.longest_output * width * size
 
@@ -98,31 +112,42 @@ class ELEnsemble(EnsembleModelWithAlignment):
         [b * x, vocabulary], and attention or None."""
         if not self.accelerated:
             return super().forward_decoder(tokens, encoder_outs, incremental_states, temperature)
-        for model, source, state in zip(self.models, encoder_outs, incremental_states):
+        memories = self.shared_memories(encoder_outs)
+        for model, memory, state in zip(self.models, memories, incremental_states):
             history = state.setdefault(BeamHistory.KEY, BeamHistory(self.beam_size))
             history.advance(padded=tokens[:, -1].eq(model.decoder.padding_idx))
-            b, n, _ = source.states.shape
-            source.begin_step(attention_shape(model, b, self.beam_size, n))
-            state[SourceMemory.KEY] = source
+            memory.begin_step(attention_shape(model, memory.batch(), self.beam_size, memory.length()))
+            state[memory.KEY] = memory
         with self.profile.time("decoder"):
             result = self._decode(tokens, encoder_outs, incremental_states, temperature)
-        for source in encoder_outs:
-            self.profile.seconds["K/V build"] += source.take_build_seconds()
+        for memory in memories:
+            self.profile.seconds["K/V build"] += memory.take_build_seconds()
         self.profile.record_state(
-            sum(source.nbytes() for source in encoder_outs),
+            sum(memory.nbytes() for memory in memories),
             sum(BeamHistory.of(state).nbytes() for state in incremental_states),
         )
         return result
 
-    def _decode(self, tokens, sources, states, temperature):
-        encoder_outs = [source.as_encoder_out() for source in sources]
+    def shared_memories(self, encoder_outs) -> list[SharedMemory]:
+        return encoder_outs
+
+    def decoder_inputs(self, encoder_outs) -> list[dict | None]:
+        """For each model what its decoder takes as the encoder's output."""
+        return [source.as_encoder_out() for source in encoder_outs]
+
+    def _decode(self, tokens, encoder_outs, states, temperature):
+        encoder_outs = self.decoder_inputs(encoder_outs)
         if self.logit_search is None:
             return super().forward_decoder(tokens, encoder_outs, states, temperature)
         logits, extra = self.single_model.decoder(
             tokens, encoder_out=encoder_outs[0], incremental_state=states[0]
         )
         logits = logits[:, -1, :].float().div_(temperature)
-        self.logit_search.normaliser = torch.logsumexp(logits, dim=-1)
+        normaliser = native.logsumexp(logits)
+        if tokens.size(1) <= self.closed_prefix:
+            logits -= normaliser.unsqueeze(1)
+            normaliser = torch.zeros_like(normaliser)
+        self.logit_search.normaliser = normaliser
         attention = extra["attn"][0]
         return logits, None if attention is None else attention[:, -1, :]
 
@@ -138,7 +163,9 @@ class ELEnsemble(EnsembleModelWithAlignment):
         if not self.accelerated:
             return super().reorder_incremental_state(incremental_states, new_order)
         for state in incremental_states:
-            BeamHistory.of(state).reorder(new_order)
+            history = BeamHistory.of(state)
+            if history is not None:
+                history.reorder(new_order)
 
 
 class ELSequenceGenerator(SequenceGenerator):
@@ -148,6 +175,8 @@ class ELSequenceGenerator(SequenceGenerator):
     keeping it costs more than all of H. Like stock's, a generator serves one call at a time; models may be
     shared by several.
     """
+
+    ensemble_class = ELEnsemble
 
     def __init__(
         self,
@@ -165,7 +194,7 @@ class ELSequenceGenerator(SequenceGenerator):
             models = list(models.models)
         share = None if el_memory_budget is None else el_memory_budget // len(models)
         decision = Decision(el_attention, share)
-        super().__init__(ELEnsemble(models, decision, wants_weights), tgt_dict, *args, **kwargs)
+        super().__init__(self.ensemble_class(models, decision, wants_weights), tgt_dict, *args, **kwargs)
         self.decision = decision
         if type(self.search) is BeamSearch and self.model.offers_logits():
             self.search = self.model.logit_search = LogitBeamSearch(tgt_dict)
@@ -180,7 +209,7 @@ class ELSequenceGenerator(SequenceGenerator):
         if stock is None or stock.use_extension:
             return
         if wanted:
-            self.repeat_ngram_blocker = NGramBlock(stock.no_repeat_ngram_size)
+            self.repeat_ngram_blocker = self.ngram_block(stock.no_repeat_ngram_size)
         else:
             # Stock's fallback compares with the padding behind the hypothesis and never blocks anything
             # (fairseq issue 5206); leaving it out gives the same hypotheses without its loop.
@@ -189,6 +218,9 @@ class ELSequenceGenerator(SequenceGenerator):
                 "stock fairseq ignores --no-repeat-ngram-size where its CUDA extension is missing, and so "
                 "does this run; --el-block-ngrams makes it work"
             )
+
+    def ngram_block(self, size: int) -> NGramBlock:
+        return NGramBlock(size)
 
     def _generate(self, sample, prefix_tokens=None, constraints=None, bos_token=None):
         if isinstance(self.search, DiverseBeamSearch):
@@ -200,6 +232,7 @@ class ELSequenceGenerator(SequenceGenerator):
         b, n = sample["net_input"]["src_tokens"].shape
         self.model.longest_output = self._longest_output(sample["net_input"], n) + 1
         self.decision.expected_steps = max(self.min_len + 1, self.profile.mean_length())
+        self.model.follow(prefix_tokens, self.eos)
         hypotheses: list[list[dict[str, Tensor]]] = []
         with self.profile.time("generate"):
             for rows in self._rows_that_fit(b, n):

@@ -15,16 +15,24 @@ from fairseq.models.transformer import (
     TransformerEncoderBase,
     TransformerModel,
 )
+from fairseq.models.transformer_lm import TransformerLanguageModel, TransformerLanguageModelConfig
+from fairseq.modules import (
+    LearnedPositionalEmbedding,
+    MultiheadAttention,
+    SinusoidalPositionalEmbedding,
+)
 from omegaconf import OmegaConf, open_dict
 from torch import nn
 
-from fairseq_el.attention import ELAttention, HistoryAttention
+from fairseq_el.attention import ELAttention, HistoryAttention, PromptAttention
 from fairseq_el.checkpoint import check_dictionary
 from fairseq_el.encoder import ELEncoder, FusedSelfAttention
 from fairseq_el.errors import UserError
 from fairseq_el.packed import pack
+from fairseq_el.positions import LearnedAfterPrompt, SinusoidalAfterPrompt
 
 PREFIX = "el_"
+FAMILIES = ("transformer", "bart", "transformer_lm")
 
 
 class ELModel:
@@ -37,7 +45,8 @@ class ELModel:
 
     def upgrade_state_dict_named(self, state_dict, name):
         for side in ("encoder", "decoder"):
-            check_dictionary(state_dict, side, getattr(self, side).dictionary)
+            if hasattr(self, side):
+                check_dictionary(state_dict, side, getattr(self, side).dictionary)
         super().upgrade_state_dict_named(state_dict, name)
 
     def set_beam_size(self, beam: int) -> None:
@@ -60,10 +69,17 @@ class ELBARTModel(ELModel, BARTModel):
     pass
 
 
+@register_model("el_transformer_lm", dataclass=TransformerLanguageModelConfig)
+class ELTransformerLanguageModel(ELModel, TransformerLanguageModel):
+    pass
+
+
 def register_architectures() -> None:
-    """Gives each stock architecture of the two families an `el_` twin with the same defaults."""
-    for family in ("transformer", "bart"):
+    """Gives each stock architecture of the families an `el_` twin with the same defaults."""
+    for family in FAMILIES:
         for name in list(ARCH_MODEL_INV_REGISTRY[family]):
+            if PREFIX + name in ARCH_CONFIG_REGISTRY:  # fairseq registers the one named like its model by itself
+                continue
             register_model_architecture(PREFIX + family, PREFIX + name)(ARCH_CONFIG_REGISTRY[name])
 
 
@@ -75,13 +91,27 @@ def is_accelerated(model: nn.Module) -> bool:
 
 
 def has_el_form(model: nn.Module) -> bool:
-    """True for models whose decoder is fairseq's Transformer decoder with encoder-decoder attention."""
+    """True for models whose decoder is fairseq's Transformer decoder, with encoder-decoder attention in all layers
+    or, in a language model, in none."""
     decoder = getattr(model, "decoder", None)
+    if not isinstance(decoder, TransformerDecoderBase):
+        return False
+    attends = [getattr(layer, "encoder_attn", None) is not None for layer in decoder.layers]
+    if type(decoder).forward is not TransformerDecoderBase.forward or decoder.cross_self_attention:
+        return False
+    if hasattr(model, "encoder"):
+        return all(attends)
+    return not any(attends) and all(reads_prompts(layer.self_attn) for layer in decoder.layers)
+
+
+def reads_prompts(attention: nn.Module) -> bool:
+    """False for options whose meaning a prompt read on its own can't keep."""
     return (
-        isinstance(decoder, TransformerDecoderBase)
-        and type(decoder).forward is TransformerDecoderBase.forward
-        and not decoder.cross_self_attention
-        and all(getattr(layer, "encoder_attn", None) is not None for layer in decoder.layers)
+        isinstance(attention, MultiheadAttention)
+        and type(attention) in (MultiheadAttention, PromptAttention)
+        and attention.bias_k is None
+        and not attention.add_zero_attn
+        and not attention.use_xformers
     )
 
 
@@ -104,18 +134,14 @@ def to_el_form(model: nn.Module) -> nn.Module:
     if not has_el_form(model):
         name = getattr(getattr(model, "args", None), "arch", None) or type(model).__name__
         raise UserError(
-            f"{name} has no EL form (there is one for the families transformer and bart); "
+            f"{name} has no EL form (there is one for the families {', '.join(FAMILIES)}); "
             "run it with stock fairseq, that is, without accelerate() or --user-dir fairseq_el"
         )
-    model.encoder.__dict__.pop("reorder_encoder_out", None)  # an earlier stock search may have left its own
-    for layer in model.encoder.layers:
-        specialise(layer.self_attn, FusedSelfAttention)
-    if type(model.encoder) in (TransformerEncoder, TransformerEncoderBase):
-        model.encoder.__class__ = ELEncoder
-    for layer in model.decoder.layers:
-        layer.encoder_attn.beam_size = 1
-        specialise(layer.encoder_attn, ELAttention)
-        specialise(layer.self_attn, HistoryAttention)
+    if hasattr(model, "encoder"):
+        specialise_encoder(model.encoder)
+        specialise_decoder(model.decoder)
+    else:
+        specialise_language_model(model.decoder)
     if not is_accelerated(model):
         model.__class__ = el_class_of(type(model))
         if model._is_generation_fast:
@@ -123,14 +149,40 @@ def to_el_form(model: nn.Module) -> nn.Module:
     return model
 
 
+def specialise_encoder(encoder: nn.Module) -> None:
+    encoder.__dict__.pop("reorder_encoder_out", None)  # an earlier stock search may have left its own
+    for layer in encoder.layers:
+        specialise(layer.self_attn, FusedSelfAttention)
+    if type(encoder) in (TransformerEncoder, TransformerEncoderBase):
+        encoder.__class__ = ELEncoder
+
+
+def specialise_decoder(decoder: nn.Module) -> None:
+    for layer in decoder.layers:
+        layer.encoder_attn.beam_size = 1
+        specialise(layer.encoder_attn, ELAttention)
+        specialise(layer.self_attn, HistoryAttention)
+
+
+def specialise_language_model(decoder: nn.Module) -> None:
+    for layer in decoder.layers:
+        specialise(layer.self_attn, PromptAttention)
+    for stock, subclass in (
+        (LearnedPositionalEmbedding, LearnedAfterPrompt),
+        (SinusoidalPositionalEmbedding, SinusoidalAfterPrompt),
+    ):
+        if type(decoder.embed_positions) is stock:
+            decoder.embed_positions.__class__ = subclass
+
+
 def specialise(attention: nn.Module, subclass: type) -> None:
     """Subclasses by users keep their own behaviour: only fairseq's own class is replaced."""
-    if type(attention) is subclass.__base__:
+    if type(attention) is MultiheadAttention:
         attention.__class__ = subclass
 
 
 def el_class_of(stock_class: type) -> type:
-    for el_class in (ELBARTModel, ELTransformerModel):
+    for el_class in (ELBARTModel, ELTransformerModel, ELTransformerLanguageModel):
         if el_class.__bases__[1] is stock_class:
             return el_class
     return type("EL" + stock_class.__name__, (ELModel, stock_class), {})

@@ -1,13 +1,14 @@
-"""Linear layers whose weights lie in memory the way the CPU's matrix kernels read them.
+"""Linear layers as a CPU reads them fastest.
 
 A decoding step multiplies a few rows with every weight of the decoder, so it is bound by reading weights, and
-`F.linear` repacks each weight on every call. Two kernels that come with torch take weights packed once:
+`F.linear` copies each weight into another layout on every call. Three kernels don't:
 
-- FBGEMM keeps them in half precision and computes in single precision. Exact where a weight is exactly
-  representable in half precision, as all weights of a checkpoint saved in half precision are.
-- oneDNN keeps them in single precision. Always exact.
+- FBGEMM, which comes with torch, keeps weights packed in half precision and computes in single precision. Exact
+  where a weight is exactly representable in half precision, as all of a checkpoint saved in half precision are.
+- Ours (`kernels/linear.cpp`) reads single-precision weights as they lie. Always exact, and no copy is made.
+- oneDNN, which comes with torch, packs in single precision; for machines where ours could not be compiled.
 
-Either replaces the original weight; the rows come back by unpacking, so state dicts stay as they are.
+A packed weight replaces the original; the rows come back by unpacking, so state dicts stay as they are.
 """
 
 import functools
@@ -16,6 +17,8 @@ import logging
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from fairseq_el import native
 
 logger = logging.getLogger(__name__)
 
@@ -55,14 +58,35 @@ class OneDNNWeight:
         return self.packed.to_dense()
 
 
-KERNELS = {FP16: FBGEMMWeight, FP32: OneDNNWeight}
+class PlainWeight:
+    """Single-precision weight [out, in] as it is; few rows by our kernel, many by torch's."""
+
+    MOST_ROWS = 192  # beyond, the work is arithmetic, at which torch's matrix kernels are better
+
+    def __init__(self, weight: Tensor, bias: Tensor | None):
+        self.weight, self.bias = weight.contiguous(), bias
+
+    def multiply(self, x: Tensor) -> Tensor:
+        if x.numel() > self.MOST_ROWS * x.size(-1):
+            return F.linear(x, self.weight, self.bias)
+        return native.linear(x, self.weight, self.bias)
+
+    def unpack(self) -> Tensor:
+        return self.weight
+
+
+def single_precision(weight: Tensor, bias: Tensor | None) -> PlainWeight | OneDNNWeight:
+    return (PlainWeight if native.serves(weight, weight.size(1)) else OneDNNWeight)(weight, bias)
+
+
+KERNELS = {FP16: FBGEMMWeight, FP32: single_precision}
 
 
 @functools.cache
 def available(kind: str) -> bool:
     """Whether this CPU and this torch have the kernel, found out by using it."""
-    weight = torch.arange(64.0).view(8, 8)
-    x, bias = torch.eye(8), torch.ones(8)
+    weight = torch.arange(256.0).view(16, 16)
+    x, bias = torch.eye(16), torch.ones(16)
     try:
         kernel = KERNELS[kind](weight, bias)
         works = torch.allclose(kernel.multiply(x), F.linear(x, weight, bias))
@@ -71,37 +95,73 @@ def available(kind: str) -> bool:
         return False
 
 
-class PackedLinear(nn.Module):
-    """Stands where an `nn.Linear` stood, under the same name and with the same state dict."""
+class PackedMatrix:
+    """The weights of one linear layer, or of several with the same input, as one packed matrix."""
 
-    def __init__(self, linear: nn.Linear, kind: str):
-        super().__init__()
-        self.in_features, self.out_features = linear.in_features, linear.out_features
+    def __init__(self, linears: list[nn.Linear], kind: str):
         self.kind = kind
-        self.bias = linear.bias
-        self._hold(linear.weight.detach())
+        weights = [linear.weight.detach() for linear in linears]
+        biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
+        self.bias = join(biases) if biases else None
+        self.hold(join(weights))
 
-    def _hold(self, weight: Tensor) -> None:
+    def hold(self, weight: Tensor) -> None:
         """Packs what the CPU kernels take; other devices and precisions keep the plain weight."""
         packs = weight.device.type == "cpu" and weight.dtype == torch.float32
-        bias = None if self.bias is None else self.bias.detach()
-        self.kernel = KERNELS[self.kind](weight, bias) if packs else None
+        self.kernel = KERNELS[self.kind](weight, self.bias) if packs else None
         self.plain = None if packs else weight
 
-    @property
     def weight(self) -> Tensor:
         """[out, in], unpacked anew at each call: for code that needs the numbers, not for speed."""
         return self.plain if self.kernel is None else self.kernel.unpack()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def multiply(self, x: Tensor) -> Tensor:
         if self.kernel is None or x.dtype != torch.float32:
-            return F.linear(x, self.weight.to(x.dtype), self.bias)
+            bias = None if self.bias is None else self.bias.to(x.dtype)
+            return F.linear(x, self.weight().to(x.dtype), bias)
         return self.kernel.multiply(x)
 
+    def convert(self, fn) -> None:
+        self.bias = None if self.bias is None else fn(self.bias)
+        self.hold(fn(self.weight()))
+
+    def replace(self, rows: slice, weight: Tensor, bias: Tensor | None) -> None:
+        whole = self.weight()
+        whole = whole.index_copy(0, torch.arange(rows.start, rows.stop, device=whole.device), weight.to(whole))
+        if bias is not None:
+            self.bias = self.bias.clone()
+            self.bias[rows] = bias.to(self.bias)
+        self.hold(whole)
+
+
+def join(tensors: list[Tensor]) -> Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+
+
+class PackedLinear(nn.Module):
+    """Stands where an `nn.Linear` stood, under the same name and with the same state dict.
+
+    Its weight is a packed matrix, or some rows of one that it shares with its neighbours.
+    """
+
+    def __init__(self, linear: nn.Linear, matrix: PackedMatrix, first_row: int = 0):
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.bias = linear.bias
+        self.matrix = matrix
+        self.rows = slice(first_row, first_row + linear.out_features)
+
+    @property
+    def weight(self) -> Tensor:
+        return self.matrix.weight()[self.rows]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.matrix.multiply(x)[..., self.rows]
+
     def _apply(self, fn, recurse: bool = True):
-        """`.cuda()`, `.half()` and the like."""
+        """`.cuda()`, `.half()` and the like; for a shared matrix once for each layer, to the same effect."""
         super()._apply(fn, recurse)
-        self._hold(fn(self.weight))
+        self.matrix.convert(fn)
         return self
 
     def _save_to_state_dict(self, destination, prefix, keep_vars):
@@ -113,12 +173,21 @@ class PackedLinear(nn.Module):
         own = {key: value for key, value in state_dict.items() if key != prefix + "weight"}
         super()._load_from_state_dict(own, prefix, metadata, strict, missing, *args)
         if weight is not None:
-            self._hold(weight.detach().to(self.weight))
+            self.matrix.replace(self.rows, weight.detach(), None if self.bias is None else self.bias.detach())
         elif strict:
             missing.append(prefix + "weight")
 
     def extra_repr(self) -> str:
-        return f"{self.in_features}, {self.out_features}, kind={self.kind}"
+        return f"{self.in_features}, {self.out_features}, kind={self.matrix.kind}"
+
+
+def project_together(x: Tensor, *layers: nn.Module) -> list[Tensor]:
+    """What each layer makes of x; layers that share a packed matrix read it in one go."""
+    matrix = getattr(layers[0], "matrix", None)
+    if matrix is None or any(getattr(layer, "matrix", None) is not matrix for layer in layers):
+        return [layer(x) for layer in layers]
+    product = matrix.multiply(x)
+    return [product[..., layer.rows] for layer in layers]
 
 
 class HalfEmbedding(nn.Embedding):
@@ -141,36 +210,65 @@ def pack(model: nn.Module, choice: str = "auto") -> None:
     first = next(model.parameters())
     if choice == "none" or first.device.type != "cpu" or not first.is_floating_point():
         return
+    if any(isinstance(module, PackedLinear) for module in model.modules()):
+        return  # it is packed; its embedding may be in half precision for that reason alone
     asked_for_half = first.dtype == torch.float16
     model.float()
     counts = {FP16: 0, FP32: 0}
-    for parent, name, linear in packable_layers(model):
-        kind = choose_kind(linear.weight, FP16 if asked_for_half else choice)
+    for parent, names in packable_layers(model):
+        weights = [getattr(parent, name).weight for name in names]
+        if set(names) <= set(getattr(parent, "applies_weights", ())):  # also as they are: no unpacking at each step
+            kind = FP32 if native.serves(weights[0], weights[0].size(1)) else None
+        else:
+            kind = choose_kind(weights, FP16 if asked_for_half else choice)
         if kind is not None:
-            setattr(parent, name, PackedLinear(linear, kind))
-            counts[kind] += 1
+            replace_layers(parent, names, kind)
+            counts[kind] += len(names)
     if counts[FP16]:
         halve_embeddings(model)
-    logger.info(
-        f"packed {counts[FP16]} linear layers in half precision "
-        f"({'as asked' if asked_for_half else 'exact for this checkpoint'}) and {counts[FP32]} in single"
-    )
+    if any(counts.values()):
+        logger.info(
+            f"packed {counts[FP16]} linear layers in half precision "
+            f"({'as asked' if asked_for_half else 'exact for this checkpoint'}) and {counts[FP32]} in single"
+        )
 
 
-def packable_layers(model: nn.Module) -> list[tuple[nn.Module, str, nn.Linear]]:
-    """Plain linear layers, except the two that EL-attention applies by themselves to queries and contexts."""
-    return [
-        (parent, name, child)
-        for parent in model.modules()
-        for name, child in parent.named_children()
-        if type(child) is nn.Linear
-        and not child._forward_pre_hooks
-        and not (getattr(parent, "encoder_decoder_attention", False) and name in ("k_proj", "v_proj"))
-    ]
+def replace_layers(parent: nn.Module, names: tuple[str, ...], kind: str) -> None:
+    linears = [getattr(parent, name) for name in names]
+    matrix, first_row = PackedMatrix(linears, kind), 0
+    for name, linear in zip(names, linears):
+        setattr(parent, name, PackedLinear(linear, matrix, first_row))
+        first_row += linear.out_features
 
 
-def choose_kind(weight: Tensor, choice: str) -> str | None:
-    if choice != FP32 and available(FP16) and (choice == FP16 or is_exact_in_fp16(weight)):
+def packable_layers(model: nn.Module) -> list[tuple[nn.Module, tuple[str, ...]]]:
+    """Plain linear layers by parent and name; together those that their parent `projects_together`.
+
+    Except the two that EL-attention applies by themselves to queries and contexts.
+    """
+    found = []
+    for parent in model.modules():
+        names = tuple(
+            name
+            for name, child in parent.named_children()
+            if type(child) is nn.Linear
+            and not child._forward_pre_hooks
+            and not (getattr(parent, "encoder_decoder_attention", False) and name in ("k_proj", "v_proj"))
+        )
+        together = getattr(parent, "projects_together", ())
+        if together and set(together) <= set(names) and alike([getattr(parent, name) for name in together]):
+            found.append((parent, together))
+            names = tuple(name for name in names if name not in together)
+        found += [(parent, (name,)) for name in names]
+    return found
+
+
+def alike(linears: list[nn.Linear]) -> bool:
+    return len({(linear.in_features, linear.bias is None) for linear in linears}) == 1
+
+
+def choose_kind(weights: list[Tensor], choice: str) -> str | None:
+    if choice != FP32 and available(FP16) and (choice == FP16 or all(map(is_exact_in_fp16, weights))):
         return FP16
     return FP32 if available(FP32) else None
 

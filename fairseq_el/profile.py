@@ -22,6 +22,7 @@ class Profile:
         self.peak_source_bytes = 0
         self.peak_beam_bytes = 0
         self.watching = False
+        self.stages: list[str] = []
 
     def watch(self, models: list[nn.Module]) -> None:
         """Times attention and the output projection of each model, by hooks on the modules."""
@@ -38,7 +39,7 @@ class Profile:
     def _time_calls(self, module: nn.Module, name: str) -> None:
         starts: list[float] = []
         module.register_forward_pre_hook(lambda *_: starts.append(self._now()))
-        module.register_forward_hook(lambda *_: self._add(name, starts.pop()))
+        module.register_forward_hook(lambda *_: self._add_part(name, starts.pop()))
 
     def _now(self) -> float:
         if self.watching and torch.cuda.is_available():
@@ -48,10 +49,19 @@ class Profile:
     def _add(self, name: str, start: float) -> None:
         self.seconds[name] += self._now() - start
 
+    def _add_part(self, name: str, start: float) -> None:
+        """A part of a decoding step; reading a prompt goes through the same modules."""
+        if self.stages[-1:] == ["decoder"]:
+            self._add(name, start)
+
     @contextmanager
     def time(self, name: str):
         start = self._now()
-        yield
+        self.stages.append(name)
+        try:
+            yield
+        finally:
+            self.stages.pop()
         self._add(name, start)
 
     def record_state(self, source_bytes: int, beam_bytes: int) -> None:
@@ -68,15 +78,23 @@ class Profile:
     def stage_seconds(self) -> dict[str, float]:
         """Disjoint stages that add up to the time spent in `generate`."""
         s = self.seconds
-        attention = s["self-attention"] + s["cross-attention"]
+        if s["prompt"]:
+            before = {"prompt": s["prompt"]}
+            attention = {"self-attention": s["self-attention"] - s["K/V build"]}
+        else:
+            before = {"encoder": s["encoder"]}
+            attention = {
+                "self-attention": s["self-attention"],
+                "cross-attention": s["cross-attention"] - s["K/V build"],
+            }
+        step = s["K/V build"] + sum(attention.values()) + s["vocabulary"]
         return {
-            "encoder": s["encoder"],
+            **before,
             "K/V build": s["K/V build"],
-            "self-attention": s["self-attention"],
-            "cross-attention": s["cross-attention"] - s["K/V build"],
-            "dense": s["decoder"] - attention - s["vocabulary"],
+            **attention,
+            "dense": s["decoder"] - step,
             "vocabulary": s["vocabulary"],
-            "search": s["generate"] - s["encoder"] - s["decoder"],
+            "search": s["generate"] - sum(before.values()) - s["decoder"],
         }
 
     def report(self) -> str:

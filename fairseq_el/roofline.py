@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fairseq_el import native
+
 
 @dataclass(frozen=True)
 class Cost:
@@ -78,16 +80,19 @@ class Shape:
 
 @dataclass(frozen=True)
 class Machine:
-    """Two peaks, reached by this package's own kernels on shapes like the real ones."""
+    """Its peaks, reached by this package's own kernels on shapes like the real ones."""
 
     flops_per_second: float
     bytes_per_second: float
+    el_flops_per_second: float  # in EL-attention's products with H, which have few rows
 
     def seconds(self, cost: Cost) -> float:
         return max(cost.flops / self.flops_per_second, cost.bytes / self.bytes_per_second)
 
     def el_step(self, shape: Shape) -> float:
-        return self.seconds(shape.project_el()) + self.seconds(shape.attend_el())
+        attend = shape.attend_el()
+        products = max(attend.flops / self.el_flops_per_second, attend.bytes / self.bytes_per_second)
+        return self.seconds(shape.project_el()) + products
 
     def multi_head_step(self, shape: Shape) -> float:
         return self.seconds(shape.project_multi_head()) + self.seconds(shape.attend_multi_head())
@@ -108,37 +113,54 @@ def median_seconds(work: Callable[[], object], synchronise: Callable[[], object]
 
 
 @functools.cache
-def measure_machine(device: torch.device, dtype: torch.dtype) -> Machine:
-    """Measures the two peaks in about 0.2 s; once a process, device and precision."""
+def measure_machine(device: torch.device, dtype: torch.dtype, beam: int = 4) -> Machine:
+    """Measures the peaks in about 0.2 s; once a process, device, precision and beam size."""
     synchronise = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-    b, h, x, n, d_k = 4, 16, 4, 1024, 64
-    states = torch.randn(b, n, h * d_k, device=device, dtype=dtype)
-    queries = torch.randn(b, h * x, h * d_k, device=device, dtype=dtype)
-    keys = values = states.view(b * h, d_k, n)
-    rows = torch.randn(b * h, x, d_k, device=device, dtype=dtype)
+    b, h, x, n, d_k = 8, 16, beam, 1024, 64
+    make = functools.partial(torch.ones, device=device, dtype=dtype)
+    states, weight = make(b, n, h * d_k), make(h * d_k, h * d_k)
+    some = states[:2]  # arithmetic shows its speed on less
+    queries, rows = make(2, h * x, h * d_k), make(b * h, x, d_k)
+    # K and V together larger than the caches of most CPUs, as the real ones are
+    keys, values = states.view(b * h, d_k, n), make(b * h, d_k, n)
+    span = torch.zeros(b, dtype=torch.long), torch.full((b,), n)
 
     def el() -> Tensor:
-        return torch.bmm(torch.bmm(queries, states.transpose(1, 2)), states)
+        return torch.bmm(torch.bmm(queries, some.transpose(1, 2)), some)
 
     def multi_head() -> Tensor:
+        if native.serves(rows, d_k):
+            shared = keys.view(b, h, d_k, n), values.view(b, h, d_k, n)
+            return native.attend(rows.view(b, x, -1), h, 1.0, shared, span)
         return torch.bmm(torch.bmm(rows, keys), values.mT)
 
-    el(), multi_head()  # the first calls set up threads and kernels
-    flops = 2 * 2 * b * h * x * n * h * d_k / median_seconds(el, synchronise)
+    def build() -> Tensor:
+        return torch.bmm(weight.unsqueeze(0), states[:1].mT)
+
+    el(), multi_head(), build()  # the first calls set up threads and kernels
+    el_flops = 2 * 2 * 2 * h * x * n * h * d_k / median_seconds(el, synchronise)
     read = 2 * states.numel() * states.element_size() / median_seconds(multi_head, synchronise)
-    return Machine(flops, read)
+    flops = 2 * n * (h * d_k) ** 2 / median_seconds(build, synchronise)
+    return Machine(flops, read, el_flops)
 
 
 def largest_batch(
-    shape: Shape, layers: int, budget: int, output_length: int = 0, form: str = "always", copied: bool = False
+    shape: Shape,
+    layers: int,
+    budget: int,
+    output_length: int = 0,
+    form: str = "always",
+    copied: bool = False,
+    layers_with_states: int = 1,
 ) -> int:
     """The most sentences whose state during generation fits a budget in bytes; 0 if not even one does.
 
     form: `always` (H alone) or `never` (H, and K and V of all layers). The state of the beams counts for
-    `output_length` steps.
+    `output_length` steps. A language model keeps states of its prompt for each of `layers_with_states`, not one H
+    for all.
     """
     one = Shape(1, shape.beam, shape.length, shape.heads, shape.width, shape.element_size)
-    source = one.kept_states() + (layers * one.kept_key_values(copied) if form == "never" else 0)
+    source = layers_with_states * one.kept_states() + (layers * one.kept_key_values(copied) if form == "never" else 0)
     beams = 2 * layers * shape.beam * output_length * shape.width * shape.element_size
     return budget // (source + beams)
 
@@ -155,6 +177,12 @@ class Decision:
     form: str = "auto"  # or `always` (H, as in the paper) or `never` (K and V, shared by the beams)
     budget: int | None = None  # bytes for all state that one model keeps of a batch; None for no limit
     expected_steps: float = 0.0
+
+    def prefers_key_values(self, shape: Shape, machine: Callable[[], Machine]) -> bool:
+        """Whether K and V are worth their room where they cost nothing to build, as for a prompt being read."""
+        if self.form != "auto":
+            return self.form == "never"
+        return machine().el_step(shape) > machine().multi_head_step(shape)
 
     def wants_key_values(self, shape: Shape, machine: Callable[[], Machine], account: "Account") -> bool:
         """account: of the batch under way; the machine is measured only if the answer depends on it."""

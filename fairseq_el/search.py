@@ -14,6 +14,7 @@ class LogitBeamSearch(BeamSearch):
     """
 
     normaliser: Tensor  # [b * x]
+    score_before: Tensor | None = None  # [b], of what lies before the first step
 
     def step(
         self,
@@ -39,6 +40,8 @@ class LogitBeamSearch(BeamSearch):
         values, tokens = logits.topk(min(count, vocabulary), dim=-1)  # [b, live, k]
         values = values - normaliser
         values = values.masked_fill(values.isnan(), float("-inf"))  # a row of NaN offers no candidate
+        if step == 0 and self.score_before is not None:
+            values = values + self.score_before.view(b, 1, 1)
         if step > 0:
             values = values + scores[:, :, step - 1].unsqueeze(-1)
         k = values.size(-1)

@@ -9,13 +9,16 @@ from typing import Optional
 
 from fairseq.dataclass import ChoiceEnum
 from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY, FairseqTask, register_task
+from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
 from fairseq_el.errors import UserError
 from fairseq_el.generator import ELSequenceGenerator, ELSequenceGeneratorWithAlignment
-from fairseq_el.models import has_el_form, to_el_form
+from fairseq_el.models import FAMILIES, has_el_form, to_el_form
+from fairseq_el.prompted import ELLanguageGenerator
+from fairseq_el.scoring import RougeValidation
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +32,7 @@ class ELGeneration:
             return to_el_form(model)
         logger.warning(
             f"{getattr(cfg, 'arch', type(model).__name__)} has no EL form; it runs with stock attention. "
-            "EL forms exist for the families transformer and bart"
+            f"EL forms exist for the families {', '.join(FAMILIES)}"
         )
         return model
 
@@ -40,16 +43,31 @@ class ELGeneration:
             if getattr(args, "print_alignment", False):
                 seq_gen_cls = ELSequenceGeneratorWithAlignment
                 extra_gen_cls_kwargs["print_alignment"] = args.print_alignment
-            else:
+            elif all(hasattr(model, "encoder") for model in models):
                 seq_gen_cls = ELSequenceGenerator
+            else:
+                seq_gen_cls = ELLanguageGenerator
+                extra_gen_cls_kwargs = self.prompt_options() | extra_gen_cls_kwargs
         generator = super().build_generator(models, args, seq_gen_cls, extra_gen_cls_kwargs, **kwargs)
-        if getattr(self.cfg, "el_profile", False) and isinstance(generator, ELSequenceGenerator):
+        if getattr(self.options(), "el_profile", False) and isinstance(generator, ELSequenceGenerator):
             generator.profile.watch(models)
             atexit.register(generator.profile.print_report)
         return generator
 
+    def options(self):
+        """The task's settings; older tasks of fairseq keep them under another name."""
+        return self.cfg if self.cfg is not None else getattr(self, "args", None)
+
+    def prompt_options(self) -> dict:
+        option = functools.partial(getattr, self.options())
+        return {
+            "max_new_tokens": option("max_new_tokens", None),
+            "truncate_prompt": option("truncate_prompt", False),
+            "score_prompts": not option("el_unscored_prompts", False),
+        }
+
     def generator_options(self) -> dict:
-        option = functools.partial(getattr, self.cfg)
+        option = functools.partial(getattr, self.options())
         return {
             "el_attention": str(option("el_attention", "auto")),
             "el_memory_budget": parse_bytes(option("el_memory_budget", None)),
@@ -68,7 +86,7 @@ def parse_bytes(text: str | None) -> int | None:
 
 
 @dataclass
-class ELTranslationConfig(TranslationConfig):
+class ELOptions:
     el_attention: ChoiceEnum(["auto", "always", "never"]) = field(
         default="auto",
         metadata={
@@ -105,17 +123,63 @@ class ELTranslationConfig(TranslationConfig):
     )
 
 
+def save_stock_name(cfg, stock_name: str) -> None:
+    """Training saves the whole configuration; under the stock task's name, stock fairseq can load it."""
+    whole = cfg._get_parent() if OmegaConf.is_config(cfg) else None
+    if whole is not None and "task" in whole:
+        whole.task._name = stock_name
+
+
+@dataclass
+class ELTranslationConfig(ELOptions, TranslationConfig):
+    pass
+
+
 @register_task("el_translation", dataclass=ELTranslationConfig)
-class ELTranslationTask(ELGeneration, TranslationTask):
+class ELTranslationTask(RougeValidation, ELGeneration, TranslationTask):
     """fairseq's `translation`, generating with EL-attention."""
 
     @classmethod
     def setup_task(cls, cfg, **kwargs):
-        # training saves the whole configuration; under the stock name, stock fairseq can load it
-        whole = cfg._get_parent() if OmegaConf.is_config(cfg) else None
-        if whole is not None and "task" in whole:
-            whole.task._name = "translation"
+        save_stock_name(cfg, "translation")
         return super().setup_task(cfg, **kwargs)
+
+
+@dataclass
+class ELLanguageModelingConfig(ELOptions, LanguageModelingConfig):
+    max_new_tokens: Optional[int] = field(
+        default=None,
+        metadata={
+            "help": "most tokens to generate after each prompt; --max-len-a and --max-len-b, as in stock "
+            "fairseq, count the prompt too"
+        },
+    )
+    truncate_prompt: bool = field(
+        default=False,
+        metadata={"help": "shorten prompts from the left that leave no room for the output"},
+    )
+    el_unscored_prompts: bool = field(
+        default=False,
+        metadata={
+            "help": "leave prompts out of the scores, which saves the output layer's work on them; beams of "
+            "different lengths are then ranked by their new tokens alone, unlike in stock fairseq"
+        },
+    )
+
+
+@register_task("el_language_modeling", dataclass=ELLanguageModelingConfig)
+class ELLanguageModelingTask(ELGeneration, LanguageModelingTask):
+    """fairseq's `language_modeling`, generating with EL-attention on prompts that are read in one go."""
+
+    @classmethod
+    def setup_task(cls, args, **kwargs):
+        save_stock_name(args, "language_modeling")
+        return super().setup_task(args, **kwargs)
+
+    def get_batch_iterator(self, dataset, *args, max_positions=None, **kwargs):
+        if getattr(self.args, "truncate_prompt", False):
+            max_positions = None  # the generator shortens what is too long
+        return super().get_batch_iterator(dataset, *args, max_positions=max_positions, **kwargs)
 
 
 def generate_with_el(task: FairseqTask) -> None:
@@ -135,3 +199,4 @@ def stand_in_for(stock_name: str, el_name: str) -> None:
 
 
 stand_in_for("translation", "el_translation")
+stand_in_for("language_modeling", "el_language_modeling")

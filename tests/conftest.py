@@ -10,6 +10,7 @@ import pytest
 import torch
 from fairseq import checkpoint_utils
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
+from hypothesis import settings
 from omegaconf import OmegaConf
 
 import fairseq_el  # noqa: F401  (registers tasks and architectures, allow-lists checkpoint classes)
@@ -18,6 +19,18 @@ from fairseq_el.tasks import ELTranslationConfig, ELTranslationTask
 ROOT = Path(__file__).resolve().parent.parent
 DEMO = ROOT / "demo"
 sys.path.insert(0, str(ROOT / "scripts"))
+
+# The same cases on every machine, so that a change is judged by what it changed. For new cases:
+# pytest --hypothesis-profile explore
+settings.register_profile("same_cases", derandomize=True, deadline=None)
+settings.register_profile("explore", deadline=None)
+settings.load_profile("same_cases")
+
+
+@pytest.fixture(autouse=True)
+def same_random_numbers():
+    """Whatever ran before, and whether it ran."""
+    torch.manual_seed(0)
 
 
 @pytest.fixture(autouse=True, scope="session")

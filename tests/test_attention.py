@@ -50,7 +50,7 @@ def random_source(batch, length, width, padded, dtype):
 
 
 @given(shapes)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_el_attention_equals_multi_head_attention(shape):
     torch.manual_seed(shape["seed"])
     width, dtype = shape["heads"] * shape["head_width"], shape["dtype"]
@@ -85,7 +85,7 @@ def test_el_attention_equals_multi_head_attention(shape):
 
 
 @given(shapes)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_the_multi_head_form_equals_the_el_form(shape):
     torch.manual_seed(shape["seed"])
     width, dtype = shape["heads"] * shape["head_width"], shape["dtype"]
@@ -136,7 +136,7 @@ def test_what_has_no_el_form_behaves_as_in_the_parent():
     seed=st.integers(0, 2**16),
     drops=st.booleans(),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_beam_history_equals_a_cache_that_is_copied_and_reordered(beams, batch, steps, seed, drops):
     """Random parents, padding tokens and finished sentences, step after step."""
     torch.manual_seed(seed)

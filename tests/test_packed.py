@@ -7,7 +7,8 @@ import torch
 from conftest import assert_same_hypotheses
 from torch import nn
 
-from fairseq_el.packed import FP16, FP32, HalfEmbedding, PackedLinear, available, pack
+from fairseq_el import native
+from fairseq_el.packed import FP16, FP32, HalfEmbedding, PackedLinear, PackedMatrix, available, pack, project_together
 
 KINDS = [pytest.param(k, marks=pytest.mark.skipif(not available(k), reason="kernel")) for k in (FP16, FP32)]
 
@@ -18,12 +19,26 @@ def exact_linear(n_in=48, n_out=40, bias=True) -> nn.Linear:
     return linear
 
 
+def packed_layer(linear: nn.Linear, kind: str) -> PackedLinear:
+    return PackedLinear(linear, PackedMatrix([linear], kind))
+
+
+@pytest.fixture(params=["our kernel", "oneDNN"])
+def single_precision(request, monkeypatch):
+    """Single precision by our kernel, and as on machines where that can't be compiled."""
+    if request.param == "oneDNN":
+        monkeypatch.setattr(native, "serves", lambda x, width: False)
+    elif native.library() is None:
+        pytest.skip("the kernels were not compiled")
+
+
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.usefixtures("single_precision")
 def test_packed_equals_plain(kind, bias):
     linear = exact_linear(bias=bias)
-    packed = PackedLinear(linear, kind)
-    for shape in ((1, 48), (33, 48), (2, 5, 48)):
+    packed = packed_layer(linear, kind)
+    for shape in ((1, 48), (33, 48), (2, 5, 48), (250, 48)):
         x = torch.randn(shape)
         torch.testing.assert_close(packed(x), linear(x), atol=1e-5, rtol=1e-5)
     assert torch.equal(packed.weight, linear.weight)
@@ -31,14 +46,14 @@ def test_packed_equals_plain(kind, bias):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_packed_weight_replaces_the_original(kind):
-    packed = PackedLinear(exact_linear(), kind)
+    packed = packed_layer(exact_linear(), kind)
     assert [name for name, _ in packed.named_parameters()] == ["bias"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_state_dicts_are_those_of_plain_layers(kind):
     linear, other = exact_linear(), exact_linear()
-    packed = PackedLinear(linear, kind)
+    packed = packed_layer(linear, kind)
     assert list(packed.state_dict()) == ["bias", "weight"] or list(packed.state_dict()) == ["weight", "bias"]
     packed.load_state_dict(other.state_dict())
     x = torch.randn(3, 48)
@@ -50,10 +65,53 @@ def test_state_dicts_are_those_of_plain_layers(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_packed_layers_follow_the_model_to_other_precisions_and_back(kind):
     linear = exact_linear()
-    packed = PackedLinear(copy.deepcopy(linear), kind).double()
+    packed = packed_layer(copy.deepcopy(linear), kind).double()
     x = torch.randn(3, 48)
     torch.testing.assert_close(packed(x.double()), copy.deepcopy(linear).double()(x.double()))
     torch.testing.assert_close(packed.float()(x), linear(x), atol=1e-5, rtol=1e-5)
+
+
+class Attention(nn.Module):
+    projects_together = ("q", "k", "v")
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v, self.out = (exact_linear() for _ in range(4))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_layers_that_are_used_together_share_a_matrix_and_keep_their_state_dicts(kind):
+    plain, other = Attention(), Attention()
+    joint = copy.deepcopy(plain)
+    pack(joint, "auto" if kind == FP16 else kind)
+    assert joint.q.matrix is joint.k.matrix is joint.v.matrix is not joint.out.matrix
+    x = torch.randn(3, 48)
+    for reference in (plain, other):
+        joint.load_state_dict(reference.state_dict())
+        for ours, theirs in zip(project_together(x, joint.q, joint.k, joint.v), "qkv"):
+            torch.testing.assert_close(ours, getattr(reference, theirs)(x), atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(getattr(joint, theirs)(x), getattr(reference, theirs)(x), atol=1e-5, rtol=1e-5)
+        for name, value in joint.state_dict().items():
+            assert torch.equal(value, reference.state_dict()[name])
+
+
+def test_a_packed_model_is_not_packed_again():
+    model = nn.Sequential(nn.Embedding(8, 48), exact_linear())
+    model[0].weight.data = model[0].weight.data.half().float()
+    pack(model)
+    layer, weights = model[1], model[0].weight
+    pack(model)
+    assert model[1] is layer and model[0].weight is weights and weights.dtype == torch.float16
+
+
+def test_single_precision_needs_no_copy_of_a_tied_embedding():
+    if native.library() is None:
+        pytest.skip("the kernels were not compiled")
+    embedding, projection = nn.Embedding(50, 48), nn.Linear(48, 50, bias=False)
+    projection.weight = embedding.weight
+    model = nn.ModuleList([embedding, projection])
+    pack(model, "fp32")
+    assert model[1].weight.data_ptr() == embedding.weight.data_ptr()
 
 
 def test_half_precision_is_used_only_where_it_is_exact_or_asked_for():
@@ -61,14 +119,14 @@ def test_half_precision_is_used_only_where_it_is_exact_or_asked_for():
     inexact.weight.data[0, 0] = 1 / 3
     model = nn.Sequential(exact, inexact)
     pack(model)
-    assert [layer.kind for layer in model] == [FP16, FP32]
+    assert [layer.matrix.kind for layer in model] == [FP16, FP32]
     asked = nn.Sequential(nn.Linear(48, 40)).half()
     pack(asked)
-    assert asked[0].kind == FP16
+    assert asked[0].matrix.kind == FP16
     assert asked(torch.randn(1, 48)).dtype == torch.float32
     forced = nn.Sequential(exact_linear())
     pack(forced, "fp32")
-    assert forced[0].kind == FP32
+    assert forced[0].matrix.kind == FP32
     left = nn.Sequential(exact_linear())
     pack(left, "none")
     assert type(left[0]) is nn.Linear

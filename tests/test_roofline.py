@@ -8,8 +8,8 @@ from fairseq_el.attention import ELAttention, collapse_context, expand_query
 from fairseq_el.roofline import Account, Cost, Decision, Machine, Shape, largest_batch, measure_machine
 
 SHAPE = Shape(batch=3, beam=4, length=50, heads=8, width=64)
-GPU = Machine(flops_per_second=100e12, bytes_per_second=900e9)
-CPU = Machine(flops_per_second=140e9, bytes_per_second=26e9)
+GPU = Machine(flops_per_second=100e12, bytes_per_second=900e9, el_flops_per_second=100e12)
+CPU = Machine(flops_per_second=140e9, bytes_per_second=26e9, el_flops_per_second=140e9)
 
 
 def counted(work) -> int:

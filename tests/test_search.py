@@ -21,7 +21,7 @@ DICTIONARY = Dictionary()
     banned=st.integers(0, 5),
     seed=st.integers(0, 2**16),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_candidates_equal_those_of_stock_beam_search(batch, beam, vocabulary, step, banned, seed):
     """Also where the beam is wider than the vocabulary, and with tokens ruled out."""
     torch.manual_seed(seed)
@@ -47,7 +47,7 @@ def test_candidates_equal_those_of_stock_beam_search(batch, beam, vocabulary, st
     rows=st.integers(1, 5),
     seed=st.integers(0, 2**16),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_ngrams_are_blocked_as_stock_blocks_them_when_it_sees_no_padding(size, length, rows, seed):
     torch.manual_seed(seed)
     tokens = torch.randint(4, 7, (rows, length))

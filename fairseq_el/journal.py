@@ -1,0 +1,142 @@
+"""What a long job has finished, in a file that survives its end, whatever that is.
+
+A record is a line: a checksum, and JSON. It is on the disk before `append` returns. The first record says
+what job it is. A record that was being written when the job ended is incomplete, and dropped when it goes on.
+"""
+
+import json
+import os
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from fairseq_el.errors import UserError
+
+try:
+    import fcntl
+except ImportError:  # on Windows two jobs with one journal are not noticed
+    fcntl = None  # type: ignore[assignment]
+
+
+def as_line(record: Any) -> bytes:
+    content = json.dumps(record).encode("ascii")
+    return b"%08x %s\n" % (zlib.crc32(content), content)
+
+
+def from_line(line: bytes) -> Any:
+    """The record, or None if the line is not a whole one."""
+    checksum, _, content = line.removesuffix(b"\n").partition(b" ")
+    if not line.endswith(b"\n") or checksum != b"%08x" % zlib.crc32(content):
+        return None
+    return json.loads(content)
+
+
+class Journal:
+    """Open, it belongs to one process. Closed, it stays if it has records; `remove` it when all is done."""
+
+    def __init__(self, path: Path, job: dict[str, Any], resume: bool = False, overwrite: bool = False):
+        """job: what must be the same for the job to go on; its keys appear in messages."""
+        self.path = path
+        self.file = open_for_appending(path)
+        try:
+            self._lock()
+            if overwrite:
+                self.file.truncate(0)
+            saved, self.finished, size = self._read()
+            if self.finished and not resume:
+                raise UserError(
+                    f"{path} is of a run that did not finish: go on with --resume, or start again with "
+                    "--overwrite"
+                )
+            if self.finished:
+                check_same_job(path, saved, job)
+                self.file.truncate(size)
+            else:
+                self._begin(job)
+        except BaseException:
+            self.file.close()
+            raise
+        self.count = self.finished
+
+    def _lock(self) -> None:
+        if fcntl is None:
+            return
+        try:
+            fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise UserError(
+                f"{self.path} is in use by another run: wait for it, or give another --output"
+            ) from error
+
+    def _read(self) -> tuple[Any, int, int]:
+        """The job, the number of records behind it, and the bytes up to the end of the last whole one."""
+        self.file.seek(0)
+        job, count, size = None, -1, 0
+        for line in self.file:
+            record = from_line(line)
+            if record is None:
+                break
+            job = record if count < 0 else job
+            count, size = count + 1, size + len(line)
+        self.file.seek(0)
+        if job is None and b"\n" in self.file.read():
+            raise UserError(f"{self.path} is not the journal of a run: move it away, or use --overwrite")
+        return job, max(count, 0), size
+
+    def _begin(self, job: dict[str, Any]) -> None:
+        self.file.truncate(0)
+        self._write(as_line(job))
+        folder = os.open(self.path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def _write(self, line: bytes) -> None:
+        try:
+            self.file.write(line)
+            self.file.flush()
+            os.fsync(self.file.fileno())
+        except OSError as error:
+            raise UserError(
+                f"{self.path} can't be written ({error.strerror}): make room and go on with --resume; "
+                "what was finished is kept"
+            ) from error
+
+    def append(self, record: Any) -> None:
+        self._write(as_line(record))
+        self.count += 1
+
+    def records(self) -> Iterator[Any]:
+        """Those that were there when the journal was opened."""
+        with self.path.open("rb") as file:
+            next(file)
+            for _ in range(self.finished):
+                yield from_line(next(file))
+
+    def close(self) -> None:
+        if not self.file.closed:
+            if not self.count:
+                self.path.unlink(missing_ok=True)
+            self.file.close()
+
+    def remove(self) -> None:
+        self.path.unlink()
+        self.file.close()
+
+
+def open_for_appending(path: Path) -> BinaryIO:
+    try:
+        return path.open("a+b")
+    except FileNotFoundError as error:
+        raise UserError(f"there is no folder {path.parent}: create it, or correct --output") from error
+
+
+def check_same_job(path: Path, saved: Any, job: dict[str, Any]) -> None:
+    other = [name for name in job if not isinstance(saved, dict) or saved.get(name) != job[name]]
+    if other:
+        raise UserError(
+            f"{path} is of a run with another {' and '.join(other)}: repeat what that run was started with, "
+            "or start again with --overwrite"
+        )

@@ -1,0 +1,51 @@
+// Vectors of floats as wide as the machine's registers, by the compilers' vector extension.
+// The kernels are compiled by native.py for the machine they run on: plain C interface, no dependencies.
+
+#pragma once
+#include <cstdint>
+
+#ifdef __AVX512F__
+constexpr int WIDTH = 16;
+#else
+constexpr int WIDTH = 8;
+#endif
+constexpr int LINE = 16;  // floats in a cache line
+
+typedef float Vec __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
+typedef int32_t IntVec __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
+
+static inline Vec load(const float* p) { return *reinterpret_cast<const Vec*>(p); }
+static inline void store(float* p, Vec v) { *reinterpret_cast<Vec*>(p) = v; }
+static inline Vec all(float x) { return x - Vec{}; }
+
+// Keeps the compiler from loading the same vector again for each use.
+static inline void keep_in_register(Vec& v) {
+#if defined(__x86_64__)
+    asm("" : "+x"(v));
+#endif
+}
+
+static inline float sum(Vec v) {
+    float total = 0;
+    for (int i = 0; i < WIDTH; i++) total += v[i];
+    return total;
+}
+
+// e^x for x <= 0: x = k ln 2 + f, a polynomial for e^f, and k into the exponent's bits. Within 2 units in the
+// last place; below -87 the result is 0 to single precision.
+static inline Vec exponential(Vec x) {
+    x = x < all(-87.0f) ? all(-87.0f) : x;
+    const Vec round = all(12582912.0f);  // 1.5 * 2^23: adding it leaves an integer in the low bits
+    Vec shifted = x * 1.44269504088896341f + round;
+    Vec k = shifted - round;
+    Vec f = x - k * 0.693359375f + k * 2.12194440e-4f;
+    Vec p = all(1.9875691500e-4f);
+    p = p * f + 1.3981999507e-3f;
+    p = p * f + 8.3334519073e-3f;
+    p = p * f + 4.1665795894e-2f;
+    p = p * f + 1.6666665459e-1f;
+    p = p * f + 5.0000001201e-1f;
+    p = p * f * f + f + 1.0f;
+    IntVec exponent = __builtin_convertvector(k, IntVec) << 23;
+    return reinterpret_cast<Vec>(reinterpret_cast<IntVec>(p) + exponent);
+}

@@ -1,0 +1,404 @@
+"""Text in, summaries out: `Summarizer.load("demo", preset="xsum")(["long text ..."])`.
+
+A model folder holds the checkpoint `model.pt`, its dictionary (`dict.txt`, or one for each side), and what
+turns text into pieces: `sentencepiece.model`, or `encoder.json` and `vocab.bpe` of GPT-2's encoding.
+"""
+
+import hashlib
+import logging
+import threading
+from argparse import Namespace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from fairseq import checkpoint_utils
+from fairseq.data import Dictionary, data_utils
+from fairseq.data.encoders.gpt2_bpe import GPT2BPE, GPT2BPEConfig
+from fairseq.data.encoders.sentencepiece_bpe import SentencepieceBPE, SentencepieceConfig
+from fairseq.models import BaseFairseqModel
+from fairseq.search import Sampling
+from fairseq.tasks import FairseqTask
+from fairseq.tasks.translation import TranslationConfig, TranslationTask
+from torch import Tensor
+
+from fairseq_el import presets
+from fairseq_el.errors import UserError, explain
+from fairseq_el.presets import Preset
+from fairseq_el.tasks import (
+    ELLanguageModelingConfig,
+    ELLanguageModelingTask,
+    ELTranslationConfig,
+    ELTranslationTask,
+)
+from fairseq_el.text import split_sentences
+
+logger = logging.getLogger(__name__)
+
+TREE = Path(__file__).resolve().parent.parent
+SENTENCEPIECE_FILES = ("sentencepiece.model", "sentencepiece.bpe.model")
+GPT2_FILES = ("encoder.json", "vocab.bpe")
+TOKENS_PER_BATCH = 12_000  # what fairseq-generate takes where nothing is said
+CHARACTERS_PER_TOKEN = 8  # more than texts have
+
+
+def one_line(text: str) -> str:
+    """Line breaks of any kind become spaces."""
+    return " ".join(part.strip() for part in text.splitlines() if part.strip())
+
+
+def as_summary(text: str, preset: Preset) -> str:
+    """What a model wrote, on one line, and cut to the sentences that the preset keeps."""
+    keep = preset.text().keep_sentences
+    return one_line(text) if keep is None else " ".join(split_sentences(text)[:keep])
+
+
+# ---- the files of a model
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    checkpoint: Path
+    encoding: tuple[Path, ...]  # one file of SentencePiece, or two of GPT-2's encoding
+
+    @classmethod
+    def find(cls, model: str | Path, encoding: str | Path | None = None) -> "ModelFiles":
+        """model: a folder, a checkpoint in one, or `demo`; encoding: where that is, if not in the folder."""
+        path = Path(model)
+        if not path.exists() and str(model) == "demo":
+            path = TREE / "demo"
+        checkpoint = path / "model.pt" if path.is_dir() else path
+        if not checkpoint.is_file():
+            raise UserError(
+                f"there is no checkpoint {checkpoint}: give a folder with a model.pt, or the file itself"
+            )
+        return cls(checkpoint, find_encoding(Path(encoding) if encoding else checkpoint.parent))
+
+    def dictionary(self, side: str) -> Path:
+        """side: `source` or `target`, or the name of a language."""
+        for name in (f"dict.{side}.txt", "dict.txt"):
+            if (self.checkpoint.parent / name).is_file():
+                return self.checkpoint.parent / name
+        raise UserError(
+            f"{self.checkpoint.parent} has no dict.{side}.txt or dict.txt: put the one that came with the "
+            "checkpoint there"
+        )
+
+    def digest(self) -> str:
+        """Of all that summaries depend on."""
+        whole = hashlib.sha256()
+        for path in (self.checkpoint, *sorted(self.checkpoint.parent.glob("dict*.txt")), *self.encoding):
+            with path.open("rb") as file:
+                while part := file.read(1 << 20):
+                    whole.update(part)
+        return whole.hexdigest()
+
+    def build_encoding(self) -> SentencepieceBPE | GPT2BPE:
+        if len(self.encoding) == 1:
+            return SentencepieceBPE(SentencepieceConfig(sentencepiece_model=str(self.encoding[0])))
+        encoder, merges = map(str, self.encoding)
+        return GPT2BPE(GPT2BPEConfig(gpt2_encoder_json=encoder, gpt2_vocab_bpe=merges))
+
+
+def find_encoding(place: Path) -> tuple[Path, ...]:
+    """place: a folder, or a file of SentencePiece."""
+    if place.is_file():
+        return (place,)
+    for names in (*((name,) for name in SENTENCEPIECE_FILES), GPT2_FILES):
+        files = tuple(place / name for name in names)
+        if all(file.is_file() for file in files):
+            return files
+    raise UserError(
+        f"{place} has neither {SENTENCEPIECE_FILES[0]} nor {' and '.join(GPT2_FILES)}, which turn text into "
+        "what the model reads: put them there, or name their folder (--bpe)"
+    )
+
+
+class Vocabulary:
+    """Text as pieces, and back."""
+
+    def __init__(self, encoding: SentencepieceBPE | GPT2BPE):
+        self.encoding = encoding
+
+    def encode(self, text: str) -> list[str]:
+        return self.encoding.encode(text).split()
+
+    def beginning(self, text: str, longest: int) -> tuple[list[str], bool]:
+        """The first pieces of a text, and whether there are more.
+
+        Little more than these is encoded: the time GPT-2's encoding takes for a word grows with its square.
+        """
+        size = CHARACTERS_PER_TOKEN * longest
+        while True:
+            part = text if len(text) <= size else text[:size].rsplit(maxsplit=1)[0]  # no word in two
+            pieces = self.encode(part)
+            if len(pieces) > longest or part is text:
+                return pieces[:longest], len(pieces) > longest
+            size *= 4
+
+    def decode(self, pieces: Sequence[str]) -> str:
+        if isinstance(self.encoding, GPT2BPE):  # which fails on the entries that only fill a dictionary up
+            known = self.encoding.bpe.decoder
+            pieces = [p for p in pieces if p in ("<unk>", "<mask>") or (p.isdecimal() and int(p) in known)]
+        return self.encoding.decode(" ".join(pieces))
+
+
+# ---- loading
+
+
+def load_task(preset: Preset, files: ModelFiles, saved: Any, stock: bool) -> tuple[FairseqTask, Any]:
+    """The task, ours or fairseq's own, and its configuration: the options that the preset has for it.
+
+    saved: the configuration in the checkpoint.
+    """
+    name = preset.options.get("task", "translation").removeprefix("el_")
+    trained = str(saved.task._name)
+    if name not in ("translation", "language_modeling"):
+        raise UserError(
+            f"the preset {preset.name} is for the task {name}: only translation and language_modeling work"
+        )
+    if (name == "language_modeling") != ("language_modeling" in trained):
+        raise UserError(
+            f"{files.checkpoint} was trained for {trained}, but the preset {preset.name} is for {name}: "
+            "take another preset or another model"
+        )
+    if name == "language_modeling":
+        if stock:
+            raise UserError(
+                "stock fairseq can't count tokens from the end of a prompt: leave out --attention stock"
+            )
+        files.dictionary("source")  # says so if there is none
+        language = configured(ELLanguageModelingConfig, preset, files)
+        return ELLanguageModelingTask.setup_task(language), language
+    config = configured(TranslationConfig if stock else ELTranslationConfig, preset, files)
+    source, target = (getattr(saved.task, f"{side}_lang", None) or side for side in ("source", "target"))
+    dictionaries = [Dictionary.load(str(files.dictionary(side))) for side in (source, target)]
+    return (TranslationTask if stock else ELTranslationTask)(config, *dictionaries), config
+
+
+def configured(config_class: type, preset: Preset, files: ModelFiles) -> Any:
+    known = {field.name for field in fields(config_class)}
+    options = {name: value for name, value in preset.task().items() if name in known}
+    return config_class(data=str(files.checkpoint.parent), **options)
+
+
+def load_model(
+    files: ModelFiles, preset: Preset, stock: bool, fp16: bool, cpu: bool
+) -> tuple[FairseqTask, BaseFairseqModel]:
+    state = checkpoint_utils.load_checkpoint_to_cpu(str(files.checkpoint))
+    task, config = load_task(preset, files, state["cfg"], stock)
+    (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task(
+        [str(files.checkpoint)], task=task, state=state
+    )
+    if fp16:
+        model.half()
+    if torch.cuda.is_available() and not cpu:
+        model.cuda()
+    model.prepare_for_inference_(Namespace(generation=preset.generation(), task=config))
+    return task, model
+
+
+# ---- generating
+
+
+class TextSampling(Sampling):
+    """Sampling whose random numbers follow from the seed and the tokens so far, and so don't depend on what
+    else is in the batch: a prompt is continued alike at every call."""
+
+    def __init__(self, dictionary: Dictionary, stock: Sampling, seed: int):
+        super().__init__(dictionary, stock.sampling_topk, stock.sampling_topp)
+        self.key = str(seed).encode()
+
+    def step(self, step, lprobs, scores, prev_output_tokens=None, original_batch_idxs=None):
+        """lprobs: [b, x, vocabulary], scores: [b, x, step], prev_output_tokens: [b * x, step + 1]."""
+        b = lprobs.size(0)
+        texts = prev_output_tokens.reshape(b, -1).cpu().numpy()
+        random = (
+            torch.cuda.default_generators[lprobs.get_device()] if lprobs.is_cuda else torch.default_generator
+        )
+        before = random.get_state()
+        found = []
+        for row in range(b):
+            digest = hashlib.blake2b(texts[row].tobytes(), key=self.key, digest_size=8).digest()
+            random.manual_seed(int.from_bytes(digest, "little"))
+            found.append(super().step(step, lprobs[row : row + 1], scores[row : row + 1]))
+        random.set_state(before)
+        return tuple(torch.cat(parts) for parts in zip(*found, strict=True))
+
+
+@dataclass(frozen=True)
+class Source:
+    """A text as the model reads it: none of it for blank texts, the beginning of long ones."""
+
+    tokens: list[int]
+    is_cut: bool
+
+
+class Summarizer:
+    """A model with its vocabulary and a preset. Threads may share one; their batches take turns."""
+
+    def __init__(
+        self,
+        task: FairseqTask,
+        model: BaseFairseqModel,
+        vocabulary: Vocabulary,
+        preset: Preset,
+        seed: int = 1,
+    ):
+        self.task = task
+        self.model = model
+        self.vocabulary = vocabulary
+        self.preset = preset
+        self.reads_prompts = not hasattr(model, "encoder")
+        self.generator = task.build_generator([model], preset.generation())
+        if isinstance(self.generator.search, Sampling):
+            self.generator.search = TextSampling(task.target_dictionary, self.generator.search, seed)
+        self.suffix = self._indices(vocabulary.encode(preset.text().source_suffix))
+        self.longest_text = self._longest_text()
+        self._check_lengths()
+        self.turn = threading.Lock()
+
+    @classmethod
+    def load(
+        cls,
+        model: str | Path,
+        preset: str | Path | Preset,
+        variant: str = "beam",
+        *,
+        bpe: str | Path | None = None,
+        stock: bool = False,
+        fp16: bool = False,
+        cpu: bool = False,
+        seed: int = 1,
+        **options: Any,
+    ) -> "Summarizer":
+        """model: a folder (see above), a checkpoint in one, or `demo`, which comes with the source code.
+
+        preset, variant: a file in `configs/` by its name, or any such file, and one of its ways to search.
+        bpe: where the encoding's files are, if not in the model's folder.
+        stock: use fairseq's own attention and generator, to compare.
+        options: what to change in the preset, by fairseq's names: `beam=2`, `el_attention="always"`.
+        """
+        if not isinstance(preset, Preset):
+            preset = presets.load(preset, variant)
+        preset = preset.changed(**options)
+        files = ModelFiles.find(model, bpe)
+        try:
+            task, loaded = load_model(files, preset, stock, fp16, cpu)
+            vocabulary = Vocabulary(files.build_encoding())
+        except Exception as error:
+            message = explain(error)
+            if message is None or isinstance(error, UserError):
+                raise
+            raise UserError(message) from error
+        if stock and preset.options.get("el_block_ngrams"):
+            logger.warning(
+                "stock fairseq ignores no_repeat_ngram_size without its CUDA extension; to compare token for "
+                "token, run fairseq_el without el_block_ngrams"
+            )
+        return cls(task, loaded, vocabulary, preset, seed)
+
+    def __call__(self, texts: Iterable[str]) -> list[str]:
+        """A summary of each text, in their order; none, that is "", of blank ones."""
+        if isinstance(texts, str):
+            raise TypeError("texts are given as a list: summarize([text])")
+        sources = [self.encode(text) for text in texts]
+        summaries = [""] * len(sources)
+        for batch in self.batches(sources):
+            for place, summary in zip(
+                batch, self.summarize([sources[place] for place in batch]), strict=True
+            ):
+                summaries[place] = summary
+        if cut := sum(source.is_cut for source in sources):
+            logger.warning(self.describe_cut(cut, len(sources)))
+        return summaries
+
+    def describe_cut(self, cut: int, total: int) -> str:
+        longer = "text was" if total == 1 else "texts were"
+        limit = f"{self.longest_text:,} tokens"
+        return f"{cut:,} of {total:,} {longer} longer than {limit}; only the beginning was read"
+
+    def encode(self, text: str) -> Source:
+        text = one_line(text.encode("utf-8", "replace").decode())  # half a character becomes a question mark
+        pieces, is_cut = self.vocabulary.beginning(text, self.longest_text) if text else ([], False)
+        if not pieces:
+            return Source([], False)
+        return Source(self._indices(pieces) + self.suffix, is_cut)
+
+    def batches(self, sources: Sequence[Source]) -> list[list[int]]:
+        """Places of sources that go through the model together: of similar length, the longest first."""
+        sentences = self.preset.options.get("batch_size")
+        tokens = self.preset.options.get("max_tokens") or (None if sentences else TOKENS_PER_BATCH)
+        places = sorted(
+            (place for place, source in enumerate(sources) if source.tokens),
+            key=lambda place: (-len(sources[place].tokens), place),
+        )
+        batches: list[list[int]] = []
+        for place in places:
+            size = len(batches[-1]) + 1 if batches else 0
+            longest = len(sources[batches[-1][0]].tokens) + 1 if batches else 0  # and the end of the sentence
+            if not batches or (sentences and size > sentences) or (tokens and size * longest > tokens):
+                batches.append([])
+            batches[-1].append(place)
+        return batches
+
+    def summarize(self, sources: Sequence[Source]) -> list[str]:
+        """The summaries of one batch, none of them of a blank text."""
+        with self.turn:
+            found = self.task.inference_step(self.generator, [self.model], self._sample(sources))
+        return [self._summary(source, hypotheses) for source, hypotheses in zip(sources, found, strict=True)]
+
+    def _longest_text(self) -> int:
+        """In tokens, without those that open or close a text."""
+        if self.reads_prompts:
+            new_tokens = getattr(self.task.args, "max_new_tokens", None) or 1
+            longest = self.generator.max_len - 1 - new_tokens
+        else:
+            longest = min(self.task.cfg.max_source_positions, self.model.max_positions()[0]) - 1
+        longest = min(longest, self.preset.text().longest_source or longest) - len(self.suffix)
+        if longest < 1:
+            raise UserError(
+                f"the preset {self.preset.name} leaves no room for text in the model's positions: set fewer "
+                "max_new_tokens, or a larger longest_source or max_source_positions"
+            )
+        return longest
+
+    def _check_lengths(self) -> None:
+        settings = self.generator
+        longest = int(settings.max_len_a * self.longest_text + settings.max_len_b)
+        if not self.reads_prompts and settings.min_len > min(longest, settings.max_len - 1):
+            raise UserError(
+                f"summaries of at least min_len {settings.min_len} tokens can't have at most {longest} "
+                f"(max_len_b) and fit in the model's {settings.max_len - 1}: set a smaller min_len"
+            )
+
+    def _indices(self, pieces: Iterable[str]) -> list[int]:
+        return [self.task.source_dictionary.index(piece) for piece in pieces]
+
+    def _sample(self, sources: Sequence[Source]) -> dict[str, dict[str, Tensor]]:
+        """As fairseq's data sets collate sources, [b, n]: with </s> behind and padding in front, or, for
+        language models, the other way round."""
+        dictionary = self.task.source_dictionary
+        if self.reads_prompts:
+            opening = dictionary.bos() if self.task.args.add_bos_token else dictionary.eos()
+            rows, pads_in_front = [[opening, *source.tokens] for source in sources], False
+        else:
+            rows = [[*source.tokens, dictionary.eos()] for source in sources]
+            pads_in_front = self.task.cfg.left_pad_source
+        tokens = data_utils.collate_tokens(
+            [torch.tensor(row) for row in rows], dictionary.pad(), left_pad=pads_in_front
+        )
+        device = next(self.model.parameters()).device
+        lengths = torch.tensor([len(row) for row in rows])
+        return {"net_input": {"src_tokens": tokens.to(device), "src_lengths": lengths.to(device)}}
+
+    def _summary(self, source: Source, hypotheses: list[dict[str, Tensor]]) -> str:
+        if not hypotheses:
+            raise UserError("the model gives no token a probability: its weights are damaged, get them again")
+        tokens = hypotheses[0]["tokens"].cpu()
+        if self.reads_prompts:
+            tokens = tokens[len(source.tokens) :]
+        pieces = self.task.target_dictionary.string(tokens).split()
+        return as_summary(self.vocabulary.decode(pieces), self.preset)

@@ -1,0 +1,129 @@
+"""The compiled kernels compute what torch computes, and everything works without them."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import assert_same_hypotheses
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fairseq_el import native
+
+compiled = pytest.mark.skipif(native.library() is None, reason="the kernels were not compiled")
+
+
+def reference(q, heads, scale, keys, values, begin, end, slot_keys, slot_values, hidden, used):
+    """The same in torch and double precision: keys and values of both kinds side by side, what a row may not
+    see masked. Also the largest score, to which the error of single precision is proportional."""
+    q, keys, values, slot_keys, slot_values = (x.double() for x in (q, keys, values, slot_keys, slot_values))
+    b, r, d = q.shape
+    place = torch.arange(keys.size(3))
+    outside = (place < begin[:, None]) | (place >= end[:, None])  # [b, n]
+    masked = torch.cat([outside[:, None].expand(b, r, -1), hidden[:, :, :used]], dim=2)
+    every_key = torch.cat([keys.mT, slot_keys[:, :, :used]], dim=2)
+    every_value = torch.cat([values.mT, slot_values[:, :, :used]], dim=2)
+    scores = scale * q.view(b, r, heads, -1).transpose(1, 2) @ every_key.mT
+    weights = scores.masked_fill(masked[:, None], float("-inf")).softmax(-1)
+    return (weights @ every_value).transpose(1, 2).reshape(b, r, d).float(), scores.abs().max().item()
+
+
+@compiled
+@settings(max_examples=60)
+@given(
+    b=st.integers(1, 3), r=st.integers(1, 9), heads=st.integers(1, 3), d_k=st.sampled_from([16, 32, 64, 80]),
+    n=st.integers(1, 70), used=st.integers(0, 20), spread=st.sampled_from([0.1, 1.0, 30.0]), seed=st.integers(0, 9),
+)  # fmt: skip
+def test_attention_equals_torch_on_any_shape(b, r, heads, d_k, n, used, spread, seed):
+    torch.manual_seed(seed)
+    capacity = used + 3
+    q = torch.randn(b, r, heads * d_k) * spread
+    keys, values = torch.randn(2, b, heads, d_k, n)
+    slot_keys, slot_values = torch.randn(2, b, heads, capacity, d_k)
+    hidden = torch.rand(b, r, capacity) < 0.4
+    begin = torch.randint(0, n, (b,))
+    end = torch.maximum(begin + 1, torch.randint(1, n + 1, (b,)))
+    args = (q, heads, 0.3, keys, values, begin, end, slot_keys, slot_values, hidden, used)
+    slots = dict(slots=(slot_keys, slot_values), hidden=hidden, used=used) if used else {}
+    ours = native.attend(q, heads, 0.3, (keys, values), (begin, end), **slots)
+    expected, largest_score = reference(*args)
+    tolerance = 4 * torch.finfo(torch.float).eps * (10 + largest_score)
+    torch.testing.assert_close(ours, expected, atol=tolerance, rtol=tolerance)
+
+
+@compiled
+def test_attention_to_slots_alone():
+    q, slots = torch.randn(2, 3, 32), torch.randn(2, 2, 2, 8, 16)
+    hidden = torch.rand(2, 3, 8) < 0.4
+    hidden[:, :, 0] = False
+    ours = native.attend(q, 2, 1.0, slots=tuple(slots), hidden=hidden, used=8)
+    nothing = torch.zeros(2, 2, 16, 1)
+    none = torch.zeros(2, dtype=torch.long)
+    expected, _ = reference(q, 2, 1.0, nothing, nothing, none, none, *slots, hidden, 8)
+    torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)
+
+
+@compiled
+@settings(max_examples=60)
+@given(
+    rows=st.integers(1, 20), width=st.sampled_from([16, 48, 1040, 2064]), out=st.integers(1, 40),
+    bias=st.booleans(),
+)  # fmt: skip
+def test_linear_layers_equal_torch_on_any_shape(rows, width, out, bias):
+    x, weight, b = torch.randn(rows, width), torch.randn(out, width), torch.randn(out) if bias else None
+    expected = F.linear(x.double(), weight.double(), None if b is None else b.double()).float()
+    torch.testing.assert_close(native.linear(x, weight, b), expected, atol=1e-4, rtol=1e-4)
+
+
+@compiled
+@settings(max_examples=40)
+@given(rows=st.integers(1, 9), width=st.integers(1, 100), spread=st.sampled_from([0.1, 5.0, 500.0]))
+def test_normalisers_equal_torch_on_any_shape(rows, width, spread):
+    x = torch.randn(rows, width) * spread
+    torch.testing.assert_close(native.logsumexp(x), torch.logsumexp(x, dim=-1), atol=1e-5, rtol=1e-6)
+
+
+@compiled
+def test_normalisers_of_rows_without_numbers():
+    inf, nan = float("inf"), float("nan")
+    x = torch.tensor([[-inf, -inf], [nan, nan], [0.0, -inf], [1.0, nan]])
+    torch.testing.assert_close(native.logsumexp(x), torch.logsumexp(x, dim=-1), equal_nan=True)
+
+
+@compiled
+def test_numbers_that_are_none_do_not_turn_into_numbers():
+    q, keys = torch.randn(1, 1, 16), torch.randn(1, 1, 16, 8)
+    q[0, 0, 3] = float("nan")
+    span = torch.tensor([0]), torch.tensor([8])
+    assert native.attend(q, 1, 1.0, (keys, keys), span).isnan().all()
+    assert native.linear(q, torch.ones(4, 16), None).isnan().all()
+
+
+@pytest.mark.parametrize("form", ["always", "never", "auto"])
+def test_same_hypotheses_without_the_kernels(stock, el, form, monkeypatch):
+    monkeypatch.setattr(native, "serves", lambda x, width: False)
+    assert_same_hypotheses(el(el_attention=form).generate(beam=4), stock().generate(beam=4))
+
+
+@pytest.mark.parametrize(
+    "settings, answer",
+    [
+        ({}, "True"),
+        ({"CXX": "no-such-compiler"}, "False"),
+        ({"CXX": "false"}, "False"),
+        ({"FAIRSEQ_EL_NATIVE": "0"}, "False"),
+    ],
+)
+def test_a_machine_without_a_compiler_goes_on_without_the_kernels(tmp_path, settings, answer):
+    if native.library() is None and answer == "True":
+        pytest.skip("the kernels were not compiled")
+    code = "from fairseq_el import native; print(native.library() is not None)"
+    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path)} | settings
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.stdout.strip() == answer, done.stderr
+    assert "Traceback" not in done.stderr
+    left = [path.suffix for path in tmp_path.rglob("*") if path.is_file()]
+    assert left == ([".so"] if answer == "True" else [])
