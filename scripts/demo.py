@@ -8,6 +8,7 @@ this machine) and with EL-attention alone, which keeps the least. Each leaves it
 
 import argparse
 import hashlib
+import logging
 import os
 import re
 import shlex
@@ -20,20 +21,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import sentencepiece
-from omegaconf import OmegaConf
-from rouge_score.rouge_scorer import RougeScorer
 from tqdm import tqdm
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.append(str(ROOT))  # for fairseq_el where it isn't installed
+logging.getLogger("fairseq").setLevel(logging.WARNING)  # it lists what it could also use
+from fairseq_el import presets, scoring  # noqa: E402
+
 SOURCE_PIECES = 190  # longer texts are cut, as they were when the model was trained
 EXAMPLES = 5
 LEAD_WORDS = 8  # about as long as a synopsis
-ROUGE = {"rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L"}
-SEARCH = [
-    word
-    for name, value in OmegaConf.load(ROOT / "configs" / "demo.yaml").items()
-    for word in (f"--{name.replace('_', '-')}", str(value))
-]
+ROUGE = ["ROUGE-1", "ROUGE-2", "ROUGE-L"]
+SEARCH = presets.load("demo").arguments()
 SYSTEMS = {
     "stock fairseq": "--user-dir scripts/stock_gauge --task gauged_translation".split(),
     "fairseq_el": "--user-dir fairseq_el --el-profile".split(),
@@ -161,11 +160,10 @@ def generate(system: str, demo: Path, data: Path, total: int) -> Run:
     return run
 
 
-def rouge(references: list[str], summaries: list[str]) -> dict[str, float]:
-    """Mean F-measures in per cent, with stemming."""
-    scorer = RougeScorer(list(ROUGE), use_stemmer=True)
-    scores = [scorer.score(*pair) for pair in zip(references, summaries, strict=True)]
-    return {kind: 100 * sum(s[kind].fmeasure for s in scores) / len(scores) for kind in ROUGE}
+def rouge(references: list[str], summaries: list[str]) -> list[float]:
+    """Mean F-measures in per cent, with stemming, in the order of ROUGE."""
+    scores = scoring.rouge(references, summaries)
+    return [float(scores[kind].mean()) for kind in ROUGE]
 
 
 def human_size(size: float) -> str:
@@ -184,12 +182,12 @@ def print_examples(texts: list[str], references: list[str], summaries: dict[int,
 
 
 def print_table(runs: dict[str, Run], references: list[str]) -> None:
-    rows = [["", *ROUGE.values(), "sentences/s", "cached source state at the peak"]]
+    rows = [["", *ROUGE, "sentences/s", "cached source state at the peak"]]
     for system, run in runs.items():
         scores = rouge(references, [run.summaries[i] for i in range(len(references))])
         state = f"{run.peak_bytes:,} bytes ({human_size(run.peak_bytes)})"
         speed = f"{run.sentences_per_second:.1f}"
-        rows.append([system, *(f"{score:.2f}" for score in scores.values()), speed, state])
+        rows.append([system, *(f"{score:.2f}" for score in scores), speed, state])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for name, *cells in rows:
         print("  " + name.ljust(widths[0]), *map(str.rjust, cells, widths[1:]), sep="  ")
@@ -204,7 +202,7 @@ def report(runs: dict[str, Run], texts: list[str], references: list[str]) -> Non
         all(run.pieces[i] == pieces for run in ours) for i, pieces in stock.pieces.items()
     )
     leads = [" ".join(text.split()[:LEAD_WORDS]) for text in texts]
-    lead_scores = " / ".join(f"{score:.2f}" for score in rouge(references, leads).values())
+    lead_scores = " / ".join(f"{score:.2f}" for score in rouge(references, leads))
     print(f"\n  {identical:,} of {len(texts):,} hypotheses are identical, token for token.")
     print(f"  For scale, the first {LEAD_WORDS} words of each text score {lead_scores}.")
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import statistics
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, run_command
 
-from bench import driver, generator
+from bench import driver, generator, language
 from bench.checkpoints import Checkpoint
 from bench.protocol import DISTINCT_SENTENCES, EOS, Request, source_sentences
 from bench.report import PREFACE, replace_section, table
@@ -127,22 +128,32 @@ def test_ratios_are_those_of_the_medians(results):
         assert row["auto_to_better"] == pytest.approx(auto / min(always, never))
 
 
-def test_a_step_is_the_longer_output_less_the_shorter_by_their_difference(results):
+def test_a_step_is_the_median_of_the_steps_that_were_timed(results):
     found = {(row["system"], row["batch"]): row for row in results["figures"]["steps"]}
-    for batch, (short, long) in QUICK.step_lengths.items():
+    for batch, (_, long) in QUICK.step_lengths.items():
         steps = {}
         for system in ("stock", "el"):
-            before, after = (
-                times_of(results, figure="steps", system=system, batch=batch, length=length)
-                for length in (short, long)
-            )
-            steps[system] = statistics.median(
-                (b - a) / (long - short) for a, b in zip(before, after, strict=True)
-            )
+            wanted = {"figure": "steps", "system": system, "batch": batch, "length": long}
+            timed = [r for r in results["records"] if wanted.items() <= r.items()]
+            assert all(0 < r["step_seconds"] < r["seconds"] for r in timed)
+            steps[system] = statistics.median(r["step_seconds"] for r in timed)
             assert found[system, batch]["seconds"]["median"] == pytest.approx(steps[system])
         assert found["el", batch]["speedup_over_stock"] == pytest.approx(
             steps["stock"] / steps["el"]
         )
+
+
+def test_a_step_of_a_peer_is_the_longer_output_less_the_shorter_by_their_difference():
+    batch, (short, long) = next(iter(QUICK.step_lengths.items()))
+    times = {short: [1.0, 2.0], long: [2.0, 5.0]}
+    records = [
+        {"figure": "steps", "system": "transformers", "batch": batch, "length": length}
+        | {"seconds": seconds, "step_seconds": None}
+        for length, repeats in times.items()
+        for seconds in repeats
+    ]
+    (row,) = generator.step_rows(QUICK, records)
+    assert row["seconds"]["median"] == pytest.approx(2.0 / (long - short))
 
 
 def test_every_system_produces_exactly_the_forced_number_of_tokens(results):
@@ -235,3 +246,50 @@ def test_a_table_reads_as_plain_text():
         "| a     |    1 |",
         "| bcdef | 1234 |",
     ]
+
+
+def test_figures_that_are_not_measured_again_stay_and_say_so(quick_run, results, tmp_path):
+    output = shutil.copytree(quick_run, tmp_path / "again")
+    done = run_command(
+        sys.executable, ROOT / "scripts" / "benchmark.py", "generator", "--quick", "--figures", "source_state",
+        "--systems", "el", "--repeats", 1, "--output", output,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    again = json.loads((output / "generator.json").read_text())
+    for figure in ("steps", "whole", "auto", "loading"):
+        assert again["figures"][figure] == results["figures"][figure]
+    assert [row["system"] for row in again["figures"]["source_state"]] == ["el"]
+    assert again["measured"]["steps"] == results["environment"]
+    note = re.search(r"^From an earlier run .*$", (output / "benchmarks.md").read_text(), re.MULTILINE)
+    if again["environment"]["date"] != results["environment"]["date"]:  # to the minute
+        assert "steps" in note[0] and "source_state" not in note[0]
+
+
+@pytest.fixture(scope="session")
+def language_run(tmp_path_factory) -> Path:
+    output = tmp_path_factory.mktemp("gpt2")
+    done = run_command(
+        sys.executable, ROOT / "scripts" / "benchmark.py", "gpt2", "--quick",
+        "--systems", "stock", "el", "el-unscored", "--repeats", REPEATS, "--output", output,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return output
+
+
+def test_the_exhibit_of_language_models_compares_equal_outputs(language_run):
+    results = json.loads((language_run / "gpt2.json").read_text())
+    settings = language.QUICK
+    rows = {(row["beam"], row["system"]): row for row in results["figures"]}
+    for beam in settings.beams:
+        assert rows[beam, "el"]["equal_to_stock"] == settings.batch
+        prompt = settings.batch * (settings.prompt_length - 1)  # the newest token is the first step's
+        layers, width = language.TINY["decoder_layers"], language.TINY["decoder_embed_dim"]
+        assert rows[beam, "state, always"]["state_bytes"] == prompt * (layers * width * 4 + 1)
+        stock = 2 * layers * width * 4 * settings.batch * settings.prompt_length * beam
+        assert rows[beam, "stock"]["state_bytes"] == stock
+    for records in results["records"].values():
+        whole = [record for record in records if record["figure"] == "whole"]
+        assert {len(tokens) for record in whole for tokens in record["tokens"]} == {settings.length - 1}
+    shown = parse_tables((language_run / "benchmarks.md").read_text())
+    assert len(shown["Bars"]) == len(results["bars"])
+    assert len(shown["Prompt and output"]) == len(results["figures"])

@@ -27,6 +27,8 @@ class Checkpoint:
         overlooked."""
         settings = {"vocabulary": self.vocabulary, "seed": self.seed, **self.overrides}
         name = ",".join([self.arch, *(f"{name}={value}" for name, value in settings.items())])
+        if len(name) > 200:  # file systems end at 255
+            name = f"{name[:180]},{hashlib.sha256(name.encode()).hexdigest()[:12]}"
         return BUILD / "checkpoints" / name
 
     @property
@@ -86,9 +88,12 @@ def write_huggingface_weights(model: Path, weights: Path, config: Path) -> None:
     from fairseq import checkpoint_utils
 
     import fairseq_el.checkpoint  # noqa: F401  lets torch load a released checkpoint's Namespace
+    from bench.gpt2_weights import gpt2_to_huggingface
     from fairseq_el.huggingface import bart_to_huggingface
 
     state = checkpoint_utils.load_checkpoint_to_cpu(str(model))
-    renamed, settings = bart_to_huggingface(state["model"], state["cfg"]["model"])
+    cfg = state["cfg"]["model"]
+    rename = gpt2_to_huggingface if "transformer_lm" in cfg._name else bart_to_huggingface
+    renamed, settings = rename(state["model"], cfg)
     torch.save(renamed, weights)
     config.write_text(json.dumps(settings, indent=2))

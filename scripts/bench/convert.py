@@ -1,9 +1,9 @@
-"""Turns BART weights into a Transformers folder and CTranslate2 models; for the peers' Python.
+"""Turns BART or GPT-2 weights into a Transformers folder and CTranslate2 models; for the peers' Python.
 
     python -m bench.convert WEIGHTS CONFIG OUTPUT
 
-WEIGHTS is a state dict and CONFIG a JSON file as `fairseq_el.huggingface.bart_to_huggingface` makes
-them.
+WEIGHTS is a state dict and CONFIG a JSON file as `fairseq_el.huggingface.bart_to_huggingface` and
+`bench.gpt2_weights.gpt2_to_huggingface` make them.
 """
 
 import json
@@ -37,8 +37,11 @@ def write_transformers(weights: Path, config: Path, output: Path) -> None:
     import torch
     import transformers
 
-    settings = transformers.BartConfig(**json.loads(config.read_text()))
-    model = transformers.BartForConditionalGeneration(settings)
+    settings = json.loads(config.read_text())
+    if settings.pop("model_type", "bart") == "gpt2":
+        model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**settings))
+    else:
+        model = transformers.BartForConditionalGeneration(transformers.BartConfig(**settings))
     model.load_state_dict(torch.load(weights, weights_only=True))
     model.save_pretrained(output)
 

@@ -139,5 +139,5 @@ def run(
 
 
 def warm_up(kind: SystemKind) -> Request:
-    attention = "auto" if kind.module == "bench.worker_el" else None
+    attention = "auto" if kind.name.startswith("el") else None
     return Request("generate", batch=1, source_length=16, beam=2, length=3, attention=attention)

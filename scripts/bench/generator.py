@@ -26,8 +26,8 @@ class Settings:
     beam: int = 4
     whole_batch: int = 8
     whole_length: int = 67
-    # By batch size. A step costs the time for the longer output less that for the shorter, by the
-    # difference in tokens.
+    # By batch size. Peers tell no step's time: theirs is the time for the longer output less that for
+    # the shorter, by the difference in tokens.
     step_lengths: dict[int, tuple[int, int]] = field(
         default_factory=lambda: {1: (4, 40), 8: (4, 24), 32: (4, 12)}
     )
@@ -103,9 +103,10 @@ def plan(settings: Settings, kinds: list[SystemKind], wanted: list[str]) -> list
 
 def plan_steps(settings: Settings, kinds: list[SystemKind]) -> list[Cell]:
     cells = []
-    for batch, lengths in settings.step_lengths.items():
-        measured = [k for k in kinds if k.is_fairseq or batch in settings.peer_step_batches]
-        for length in lengths:
+    for batch, (short, long) in settings.step_lengths.items():
+        peers = [k for k in kinds if not k.is_fairseq and batch in settings.peer_step_batches]
+        ours = [k for k in kinds if k.is_fairseq]
+        for length, measured in ((short, peers), (long, ours + peers)):
             requests = [
                 (
                     kind.name,
@@ -212,11 +213,15 @@ def step_rows(settings: Settings, records: list[Record]) -> list[dict[str, Any]]
     for batch, (short, long) in settings.step_lengths.items():
         of_batch = select(records, figure="steps", batch=batch)
         for system in unique(record["system"] for record in of_batch):
-            times = [
-                [r["seconds"] for r in select(of_batch, system=system, length=length)]
-                for length in (short, long)
+            times = [select(of_batch, system=system, length=length) for length in (short, long)]
+            steps = [
+                after["step_seconds"]
+                for after in times[1]
+                if after["step_seconds"] is not None
+            ] or [
+                (after["seconds"] - before["seconds"]) / (long - short)
+                for before, after in zip(*times)
             ]
-            steps = [(after - before) / (long - short) for before, after in zip(*times)]
             rows.append({"system": system, "batch": batch, "seconds": spread(steps)})
     for row in rows:
         stock = select(rows, system="stock", batch=row["batch"])

@@ -50,17 +50,17 @@ def bars_table(bars: list[dict]) -> str:
 
 def steps_text(settings: dict) -> str:
     lengths = "; ".join(
-        f"batch {batch}: {short} and {long} tokens"
-        for batch, (short, long) in settings["step_lengths"].items()
+        f"batch {batch}: {long} tokens" for batch, (_, long) in settings["step_lengths"].items()
     )
+    short, long = next(iter(settings["step_lengths"].values()))
     return (
         "### One decoding step\n\n"
-        f"n = {settings['source_length']}, beam {settings['beam']}. The time for a longer output "
-        f"less that for a shorter one, by the difference in tokens ({lengths}). The fairseq-based "
-        "systems get the encoder's output ready-made; CTranslate2 and Transformers run their "
-        "encoder both times, so that its fluctuation is in their figures. fairseq_el runs its "
-        "multi-head form (`--el-attention never`): like stock fairseq's, its K and V are built "
-        "before the second step, and cancel."
+        f"n = {settings['source_length']}, beam {settings['beam']}. From one call of the decoder to "
+        f"the next, search included: median of all steps of a generation but the first ({lengths}), "
+        "then over rounds. CTranslate2 and Transformers don't tell when a step begins: theirs is the "
+        f"time for {long} tokens less that for {short}, by the difference, with the encoder's "
+        "fluctuation in it. fairseq_el runs its multi-head form (`--el-attention never`): like "
+        "stock fairseq's, its K and V are built in the first step."
     )
 
 

@@ -49,6 +49,7 @@ class Answer:
 
     seconds: float = 0.0
     encoder_seconds: float | None = None
+    step_seconds: float | None = None  # from one decoding step to the next, median of the generation
     source_state_bytes: int | None = None
     tokens: list[list[int]] = field(
         default_factory=list

@@ -76,5 +76,14 @@ def run_facts(results: dict[str, Any]) -> str:
         f"Machine: {facts['machine']}, {facts['cores']} cores, "
         f"{gigabytes(facts['memory_bytes'])} of memory, {facts['system']}.\n"
         f"Versions: {versions}. Commit {facts['commit']}, {facts['date']}.\n"
-        f"Command: `{facts['command']}`"
+        f"Command: `{facts['command']}`" + older_parts(results)
     )
+
+
+def older_parts(results: dict[str, Any]) -> str:
+    """Which figures an earlier run measured."""
+    runs: dict[str, list[str]] = {}
+    for figure, facts in results.get("measured", {}).items():
+        if facts["date"] != results["environment"]["date"]:
+            runs.setdefault(f"commit {facts['commit']}, {facts['date']}", []).append(figure)
+    return "".join(f"\nFrom an earlier run ({run}): {', '.join(names)}." for run, names in runs.items())

@@ -68,3 +68,42 @@ SYSTEMS = {
         ),
     )
 }
+
+LANGUAGE_SYSTEMS = {
+    kind.name: kind
+    for kind in (
+        SystemKind("stock", "stock fairseq", "bench.worker_language", {"stock": True}),
+        SystemKind(
+            "el",
+            "fairseq_el",
+            "bench.worker_language",
+            {"stock": False, "packing": "fp32", "unscored": False},
+        ),
+        SystemKind(
+            "el-unscored",
+            "fairseq_el, prompts unscored",
+            "bench.worker_language",
+            {"stock": False, "packing": "fp32", "unscored": True},
+        ),
+        SystemKind(
+            "el-fp16",
+            "fairseq_el, prompts unscored, fp16 weights",
+            "bench.worker_language",
+            {"stock": False, "packing": "auto", "unscored": True},
+        ),
+        SystemKind(
+            "ctranslate2-float32",
+            "CTranslate2 float32",
+            "bench.worker_ctranslate2_language",
+            {"folder": "ctranslate2-float32", "compute_type": "float32"},
+            needs_peers=True,
+        ),
+        SystemKind(
+            "transformers",
+            "Hugging Face Transformers",
+            "bench.worker_transformers_language",
+            {"folder": "transformers"},
+            needs_peers=True,
+        ),
+    )
+}

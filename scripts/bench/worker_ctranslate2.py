@@ -10,9 +10,11 @@ from bench.protocol import THREADS, Answer, Request, serve
 
 
 class CTranslate2System:
+    engine_class = ctranslate2.Translator
+
     def __init__(self, options: dict[str, Any]):
         self.vocabulary = options["vocabulary"]
-        self.translator = ctranslate2.Translator(
+        self.engine = self.engine_class(
             options["model"],
             device="cpu",
             compute_type=options["compute_type"],
@@ -30,7 +32,7 @@ class CTranslate2System:
         """
         named = [[self.names[token] for token in sentence] for sentence in sources]
         started = time.perf_counter()
-        results = self.translator.translate_batch(
+        results = self.engine.translate_batch(
             named,
             beam_size=request.beam,
             min_decoding_length=request.length,
@@ -39,6 +41,9 @@ class CTranslate2System:
         )
         seconds = time.perf_counter() - started
         tokens = [[self.ids[name] for name in result.hypotheses[0]] for result in results]
+        return self.checked(request, seconds, tokens)
+
+    def checked(self, request: Request, seconds: float, tokens: list[list[int]]) -> Answer:
         for sentence in tokens:
             if len(sentence) != request.length:
                 raise RuntimeError(f"{len(sentence)} tokens instead of {request.length}")

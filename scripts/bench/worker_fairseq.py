@@ -4,6 +4,8 @@ share."""
 import time
 from argparse import Namespace
 from importlib.metadata import version
+from itertools import pairwise
+from statistics import median
 from typing import Any
 
 import torch
@@ -47,6 +49,23 @@ class EncoderProbe:
 
     def forget(self) -> None:
         self.distinct = self.prepared = None
+
+
+class StepClock:
+    """Notes when each decoding step begins. The first step is left out: K and V are built in it."""
+
+    def __init__(self, ensemble: torch.nn.Module):
+        self.begun: list[float] = []
+        self.decode = ensemble.forward_decoder
+        ensemble.forward_decoder = self  # on this instance only; the class stays as it is
+
+    def __call__(self, *args):
+        self.begun.append(time.perf_counter())
+        return self.decode(*args)
+
+    def step_seconds(self) -> float | None:
+        steps = [after - before for before, after in pairwise(self.begun[1:])]
+        return median(steps) if steps else None
 
 
 class FairseqSystem:
@@ -99,10 +118,12 @@ class FairseqSystem:
         if request.op == "source_state":
             return Answer(source_state_bytes=self.source_state_bytes(generator, sample))
         self.encoder.seconds = 0.0
+        clock = StepClock(generator.model)
         started = time.perf_counter()
         hypotheses = generator.generate([self.model], sample)
         return Answer(
             seconds=time.perf_counter() - started,
             encoder_seconds=None if request.op == "decode" else self.encoder.seconds,
+            step_seconds=clock.step_seconds(),
             tokens=[without_eos(best[0]["tokens"].tolist()) for best in hypotheses],
         )

@@ -27,16 +27,22 @@ class ClosingToken(transformers.LogitsProcessor):
         )
 
 
+def load(model_class: type, options: dict[str, Any]) -> transformers.PreTrainedModel:
+    torch.set_num_threads(THREADS)
+    return model_class.from_pretrained(options["model"], dtype=torch.float32).eval()
+
+
+VERSIONS = {"transformers": transformers.__version__, "torch": torch.__version__}
+
+
 class TransformersSystem:
     """`generate` with the library's default cache, float32."""
 
+    versions = VERSIONS
+
     def __init__(self, options: dict[str, Any]):
-        torch.set_num_threads(THREADS)
-        self.model = transformers.BartForConditionalGeneration.from_pretrained(
-            options["model"], dtype=torch.float32
-        ).eval()
+        self.model = load(transformers.BartForConditionalGeneration, options)
         self.vocabulary = self.model.config.vocab_size
-        self.versions = {"transformers": transformers.__version__, "torch": torch.__version__}
         self.encoder_seconds = 0.0
         encoder = self.model.get_encoder()
         encoder.register_forward_pre_hook(self.encoder_starts)

@@ -1,0 +1,443 @@
+#!/usr/bin/env python3
+"""Summarise a file of texts, in their order.
+
+    python scripts/summarize.py --model demo --preset demo --input demo/test.source --output summaries.txt
+    python scripts/summarize.py --model bart.large.cnn --preset cnndm --input news.jsonl --output out.jsonl
+    echo "long text ..." | python scripts/summarize.py --model demo --preset xsum
+
+A text file has a text a line. A file that ends in .jsonl has an object a line, such as
+{"id": 7, "article": "..."}, and comes out as the same objects with "summary" added. Blank texts get empty
+summaries, and stay in place.
+
+Finished batches are kept in OUTPUT.journal. A run that was interrupted, killed or cut off from power goes on
+where it was when it is started again with --resume, and ends with the file that an undisturbed run writes.
+
+Further options are those of fairseq-generate that a preset can have, each with a value: --beam 2,
+--lenpen 1.5, --el-attention always, --el-block-ngrams false.
+"""
+
+import argparse
+import contextlib
+import hashlib
+import itertools
+import json
+import logging
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from tqdm import tqdm
+
+sys.path.append(str(Path(__file__).resolve().parent.parent))  # for fairseq_el where it isn't installed
+logging.getLogger("fairseq").setLevel(logging.WARNING)  # it lists what it could also use
+import deferred  # noqa: E402, F401, I001  (first: it makes the imports below faster)
+import score  # noqa: E402
+
+from fairseq_el import presets, scoring  # noqa: E402
+from fairseq_el.errors import UserError, explain  # noqa: E402
+from fairseq_el.journal import Journal  # noqa: E402
+from fairseq_el.presets import Preset  # noqa: E402
+from fairseq_el.summarizer import ModelFiles, Summarizer  # noqa: E402
+
+WINDOW = 1024  # texts that are read at a time, and sorted by length
+TEXT_FIELDS = ("text", "article", "document")
+BAR = (
+    "{desc}{percentage:3.0f}% |{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_noinv_fmt}]{postfix}"
+)
+
+
+# ---- reading
+
+
+class Item(NamedTuple):
+    text: str
+    record: dict[str, Any]  # what goes out again beside the summary
+
+
+class Texts:
+    """The input, which is read once to find what is wrong with it, and again to be summarised."""
+
+    def __init__(self, place: str, is_json: bool, text_field: str | None, new_field: str | None):
+        """text_field: None for the first of TEXT_FIELDS that is there; new_field: must not be there."""
+        self.name = "standard input" if place == "-" else place
+        self.is_json = is_json
+        self.fields = (text_field,) if text_field else TEXT_FIELDS
+        self.new_field = new_field
+        self.file = seekable(sys.stdin.buffer if place == "-" else Path(place).open("rb"))
+        self.digest, self.count = self._check()
+
+    def _check(self) -> tuple[str, int]:
+        digest, count = hashlib.sha256(), 0
+        size = self.file.seek(0, os.SEEK_END)
+        self.file.seek(0)
+        with tqdm(total=size, desc="reading", unit="B", unit_scale=True, delay=2) as bar:
+            for count, line in enumerate(self.file, start=1):
+                self._item(line, count)
+                digest.update(line)
+                bar.update(len(line))
+        return digest.hexdigest(), count
+
+    def __iter__(self) -> Iterator[Item]:
+        self.file.seek(0)
+        for number, line in enumerate(self.file, start=1):
+            yield self._item(line, number)
+
+    def _item(self, line: bytes, number: int) -> Item:
+        try:
+            text = line.decode("utf-8").rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            raise UserError(
+                f"line {number} of {self.name} is not UTF-8 (byte {error.start + 1}): convert the file, for "
+                "example with iconv -f latin1 -t utf-8"
+            ) from error
+        if number == 1:
+            text = text.removeprefix("\ufeff")  # with which some editors begin a file
+        if not self.is_json:
+            return Item(text, {"id": number})
+        return self._from_json(text, number) if text.strip() else Item("", {})
+
+    def _from_json(self, line: str, number: int) -> Item:
+        where = f"line {number} of {self.name}"
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{where} is not JSON: write one object a line ({error})") from error
+        if not isinstance(record, dict):
+            raise UserError(f"{where} is not a JSON object: write one object a line")
+        if self.new_field in record:
+            raise UserError(
+                f"{where} has a field {self.new_field!r} already: name another for summaries with "
+                "--summary-field"
+            )
+        field = next((field for field in self.fields if field in record), None)
+        if field is None or not isinstance(record[field], str):
+            has = ", ".join(map(str, record)) or "none"
+            raise UserError(
+                f"{where} has no text in a field {' or '.join(self.fields)} (its fields: {has}): name the "
+                "field with --text-field"
+            )
+        return Item(record[field], record)
+
+
+def seekable(file: BinaryIO) -> BinaryIO:
+    """What is piped in goes to a file first."""
+    if file.seekable():
+        return file
+    copy = tempfile.TemporaryFile()
+    shutil.copyfileobj(file, copy)
+    return copy
+
+
+def windows(items: Iterable[Item]) -> Iterator[list[Item]]:
+    iterator = iter(items)
+    while window := list(itertools.islice(iterator, WINDOW)):
+        yield window
+
+
+# ---- summarising
+
+
+class Finished:
+    """What an earlier run has left in the journal, window by window."""
+
+    def __init__(self, journal: Journal | None):
+        records = journal.records() if journal else iter(())
+        self.groups = itertools.groupby(records, key=lambda record: record["lines"][0] // WINDOW)
+        self.coming = next(self.groups, None)
+
+    def of(self, window: int) -> list[dict[str, Any]]:
+        if self.coming is None or self.coming[0] != window:
+            return []
+        records = list(self.coming[1])
+        self.coming = next(self.groups, None)
+        return records
+
+
+class Run:
+    """Summaries in the order of the texts, each batch of them recorded in the journal once it is done."""
+
+    def __init__(self, summarizer: Summarizer, journal: Journal | None, bar: tqdm):
+        self.summarizer = summarizer
+        self.journal = journal
+        self.bar = bar
+        self.cut = 0
+
+    def over(self, texts: Iterable[Item]) -> Iterator[tuple[Item, str]]:
+        finished = Finished(self.journal)
+        for number, window in enumerate(windows(texts)):
+            first = number * WINDOW
+            done: dict[int, str] = {}
+            for record in finished.of(number):
+                done.update(zip(record["lines"], record["summaries"], strict=True))
+                self.cut += record["cut"]
+            self._skip(len(done) + sum(not item.text.strip() for item in window))
+            if any(item.text.strip() and first + place not in done for place, item in enumerate(window)):
+                self._summarize(window, first, done)
+            for place, item in enumerate(window):
+                yield item, done.get(first + place, "")
+
+    def _summarize(self, window: list[Item], first: int, done: dict[int, str]) -> None:
+        """Adds what is missing. Batches are those of an undisturbed run: so are sums, to the last bit."""
+        sources = [self.summarizer.encode(item.text) for item in window]
+        for batch in self.summarizer.batches(sources):
+            lines = [first + place for place in batch]
+            if all(line in done for line in lines):
+                continue
+            summaries = self.summarizer.summarize([sources[place] for place in batch])
+            cut = sum(sources[place].is_cut for place in batch)
+            if self.journal:
+                self.journal.append({"lines": lines, "summaries": summaries, "cut": cut})
+            done.update(zip(lines, summaries, strict=True))
+            self.cut += cut
+            self.bar.update(len(batch))
+
+    def _skip(self, count: int) -> None:
+        """Counts texts as done without counting them as speed."""
+        self.bar.initial += count
+        self.bar.n += count
+        self.bar.refresh()
+
+
+# ---- writing
+
+
+class Output:
+    """The file of summaries: under another name until it is whole. Or standard output."""
+
+    def __init__(self, place: str, is_json: bool, summary_field: str):
+        self.path = None if place == "-" else Path(place)
+        self.growing = None if self.path is None else self.path.with_name(f"{self.path.name}.tmp")
+        self.is_json = is_json
+        self.summary_field = summary_field
+        self.file = sys.stdout.buffer if self.growing is None else self.growing.open("wb")
+
+    def write(self, item: Item, summary: str) -> None:
+        line = as_json(item.record | {self.summary_field: summary}) if self.is_json else summary
+        self.file.write(line.encode("utf-8") + b"\n")
+        if self.growing is None:
+            self.file.flush()
+
+    def finish(self) -> None:
+        self.file.flush()
+        if self.path is not None and self.growing is not None:
+            os.fsync(self.file.fileno())
+            self.file.close()
+            os.replace(self.growing, self.path)
+
+    def close(self) -> None:
+        """What is unfinished goes: the journal has it."""
+        if self.growing is not None:
+            self.file.close()
+            self.growing.unlink(missing_ok=True)
+
+
+def as_json(record: dict[str, Any]) -> str:
+    line = json.dumps(record, ensure_ascii=False)
+    try:
+        line.encode("utf-8")
+    except UnicodeEncodeError:  # half a character, which JSON can name and UTF-8 can't
+        line = json.dumps(record)
+    return line
+
+
+# ---- the command
+
+
+def run(args: argparse.Namespace, changes: dict[str, str]) -> None:
+    preset = presets.load(args.preset, args.variant).changed(**changes)
+    files = ModelFiles.find(args.model, args.bpe)
+    json_out = is_json(args.output) if args.output != "-" else is_json(args.input, args.format)
+    texts = Texts(
+        args.input,
+        is_json(args.input, args.format),
+        args.text_field,
+        args.summary_field if json_out else None,
+    )
+    references = read_references(args.reference, texts) if args.reference else []
+    if args.resume and Path(args.output).exists() and not journal_path(args.output).exists():
+        return print(f"{args.output} is complete: nothing to resume", file=sys.stderr)
+    with contextlib.ExitStack() as stack:
+        journal = None
+        if args.output != "-":
+            check_free(args)
+            journal = Journal(
+                journal_path(args.output), job_of(args, preset, files, texts), args.resume, args.overwrite
+            )
+            stack.callback(journal.close)
+        output = Output(args.output, json_out, args.summary_field)
+        stack.callback(output.close)
+        summaries = summarize(args, preset, texts, journal, output, keep=bool(references))
+        output.finish()
+        if journal:
+            journal.remove()
+    if references:
+        report(preset, references, summaries, sys.stderr if args.output == "-" else sys.stdout)
+
+
+def is_json(place: str, chosen: str | None = None) -> bool:
+    return chosen == "jsonl" if chosen else Path(place).suffix in (".jsonl", ".json", ".ndjson")
+
+
+def journal_path(output: str) -> Path:
+    return Path(f"{output}.journal")
+
+
+def check_free(args: argparse.Namespace) -> None:
+    if Path(args.output).is_dir():
+        raise UserError(f"{args.output} is a folder: give the name of a file in it")
+    if Path(args.output).exists() and not (args.overwrite or journal_path(args.output).exists()):
+        raise UserError(f"{args.output} exists: give another --output, or replace it with --overwrite")
+
+
+def job_of(args: argparse.Namespace, preset: Preset, files: ModelFiles, texts: Texts) -> dict[str, Any]:
+    """What must not change between the parts of an interrupted run."""
+    options = {name: str(value) for name, value in preset.options.items()}
+    ours = {"fp16": args.fp16, "stock": args.attention == "stock", "seed": args.seed, "window": WINDOW}
+    reading = {"json": texts.is_json, "fields": list(texts.fields)}
+    return {"input": texts.digest, "model": files.digest(), "set of options": options | ours | reading}
+
+
+def summarize(
+    args: argparse.Namespace,
+    preset: Preset,
+    texts: Texts,
+    journal: Journal | None,
+    output: Output,
+    keep: bool,
+) -> list[str]:
+    """Writes all summaries, and returns them if they are to be kept."""
+    kept = []
+    with tqdm(total=texts.count, unit=" sentences", bar_format=BAR, smoothing=0, mininterval=0.5) as bar:
+        bar.set_postfix_str("loading")
+        summarizer = Summarizer.load(
+            args.model, preset, bpe=args.bpe, stock=args.attention == "stock", fp16=args.fp16, cpu=args.cpu,
+            seed=args.seed,
+        )  # fmt: skip
+        bar.set_postfix_str("", refresh=False)
+        bar.reset()
+        work = Run(summarizer, journal, bar)
+        for item, summary in work.over(texts):
+            output.write(item, summary)
+            if keep:
+                kept.append(summary)
+    if work.cut:
+        logging.warning(summarizer.describe_cut(work.cut, texts.count))
+    return kept
+
+
+def read_references(path: Path, texts: Texts) -> list[str]:
+    references = score.read_texts(path)
+    if len(references) != texts.count:
+        raise UserError(
+            f"{path} has {len(references):,} references, {texts.name} has {texts.count:,} texts: give the "
+            "file that belongs to it"
+        )
+    return references
+
+
+def report(preset: Preset, references: list[str], summaries: list[str], where: Any) -> None:
+    settings = preset.scoring()
+    scores = scoring.rouge(references, summaries, settings.rouge_lsum)
+    print(f"{len(references):,} pairs: {scoring.describe(scores, settings.rouge_bootstrap)}", file=where)
+    if preset.options.get("scoring") == "sacrebleu":
+        print(score.bleu(references, summaries), file=where)
+
+
+def command_line() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    add = parser.add_argument
+    add_model_arguments(parser)
+    add("--input", default="-", metavar="FILE", help="texts, or - for what is piped in (default)")
+    add("--output", default="-", metavar="FILE", help="summaries, or - to print them (default)")
+    add("--format", choices=("text", "jsonl"), help="of the input (default: jsonl if its name ends so)")
+    add(
+        "--text-field",
+        metavar="NAME",
+        help=f"of JSON objects (default: the first of {', '.join(TEXT_FIELDS)})",
+    )
+    add("--summary-field", metavar="NAME", default="summary", help="of JSON objects (default: summary)")
+    add("--reference", type=Path, metavar="FILE", help="a reference a line, to score with when all is done")
+    again = parser.add_mutually_exclusive_group().add_argument
+    again(
+        "--resume", action="store_true", help="go on with an interrupted run, started with the same options"
+    )
+    again(
+        "--overwrite", action="store_true", help="replace the output, or an interrupted run, of the same name"
+    )
+    add("--max-tokens", metavar="N", help="of the sources in a batch, padding included (default: 12000)")
+    add("--memory-budget", metavar="SIZE", help="for the state of a batch, such as 2G (--el-memory-budget)")
+    add("--attention", choices=("stock", "auto", "always", "never"),
+        help="stock: fairseq's own attention and generator; the others: --el-attention")  # fmt: skip
+    return parser
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which model, with which settings."""
+    add = parser.add_argument
+    add("--model", required=True, metavar="DIR", help="folder with model.pt, its dictionary and encoding; or demo")
+    add("--bpe", metavar="DIR", help="folder with encoder.json and vocab.bpe, or with sentencepiece.model")
+    add("--preset", required=True, help=f"{', '.join(presets.names())}, or a YAML file like those in configs/")
+    add("--search", "--variant", dest="variant", default="beam",
+        help="beam, diverse, greedy, or another of the preset's")  # fmt: skip
+    add("--fp16", action="store_true", help="weights in half precision")
+    add("--cpu", action="store_true", help="even where there is a GPU")
+    add("--seed", type=int, default=1, help="for sampling (default: 1)")
+
+
+def changes_of(args: argparse.Namespace, words: list[str]) -> dict[str, str]:
+    """Options of the preset that the command line changes."""
+    named = {
+        "max_tokens": args.max_tokens,
+        "el_memory_budget": args.memory_budget,
+        "el_attention": args.attention,
+    }
+    changes = {name: value for name, value in named.items() if value not in (None, "stock")}
+    return changes | further_options(words)
+
+
+def further_options(words: list[str]) -> dict[str, str]:
+    """`--beam 2 --lenpen=1.5 --el-block-ngrams` by the names in presets; without a value, one is true."""
+    options = {}
+    while words:
+        word, *words = words
+        if not word.startswith("--"):
+            raise UserError(
+                f"{word!r} is not an option: options begin with --, the input is given with --input"
+            )
+        name, has_value, value = word[2:].partition("=")
+        if not has_value:
+            value, words = (
+                (words[0], words[1:]) if words and not words[0].startswith("--") else ("true", words)
+            )
+        options[name.replace("-", "_")] = value
+    return options
+
+
+def main() -> None:
+    parser = command_line()
+    args, words = parser.parse_known_args()
+    if args.output == "-" and (args.resume or args.overwrite):
+        parser.error("--resume and --overwrite are for runs with an --output")
+    logging.basicConfig(format="summarize: warning: %(message)s", level=logging.WARNING, force=True)
+    try:
+        run(args, changes_of(args, words))
+    except KeyboardInterrupt:
+        sys.exit("\nInterrupted" + (": go on with --resume." if journal_path(args.output).exists() else "."))
+    except Exception as error:
+        is_systems = isinstance(error, OSError)
+        message = explain(error) or (error.strerror or str(error) if is_systems else None)
+        if message is None:
+            raise
+        kept = is_systems and journal_path(args.output).exists()
+        hint = "; what was finished is kept, go on with --resume" if kept else ""
+        sys.exit(f"summarize: error: {message}{hint}")
+
+
+if __name__ == "__main__":
+    main()
