@@ -33,7 +33,7 @@ from fairseq_el.tasks import (
     ELTranslationConfig,
     ELTranslationTask,
 )
-from fairseq_el.text import split_sentences
+from fairseq_el.text import one_line, split_sentences
 
 logger = logging.getLogger(__name__)
 
@@ -42,11 +42,6 @@ SENTENCEPIECE_FILES = ("sentencepiece.model", "sentencepiece.bpe.model")
 GPT2_FILES = ("encoder.json", "vocab.bpe")
 TOKENS_PER_BATCH = 12_000  # what fairseq-generate takes where nothing is said
 CHARACTERS_PER_TOKEN = 8  # more than texts have
-
-
-def one_line(text: str) -> str:
-    """Line breaks of any kind become spaces."""
-    return " ".join(part.strip() for part in text.splitlines() if part.strip())
 
 
 def as_summary(text: str, preset: Preset) -> str:

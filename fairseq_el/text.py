@@ -68,6 +68,11 @@ def _ends_sentence(before: str, after: str) -> bool:
     return True
 
 
+def one_line(text: str) -> str:
+    """Line breaks of any kind become spaces: a carriage return in an article would make two lines of it."""
+    return " ".join(part.strip() for part in text.splitlines() if part.strip())
+
+
 def read_lines(path: Path) -> Iterator[str]:
     """The lines of a text file without their ends. A line that is not UTF-8 is named in a `UserError`."""
     with path.open("rb") as file:

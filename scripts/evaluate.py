@@ -42,8 +42,8 @@ from summarize import add_model_arguments, further_options  # noqa: E402
 from fairseq_el import presets, scoring  # noqa: E402
 from fairseq_el.errors import UserError, explain  # noqa: E402
 from fairseq_el.presets import Preset  # noqa: E402
-from fairseq_el.summarizer import ModelFiles, Summarizer, Vocabulary, as_summary, one_line  # noqa: E402
-from fairseq_el.text import read_lines  # noqa: E402
+from fairseq_el.summarizer import ModelFiles, Summarizer, Vocabulary, as_summary  # noqa: E402
+from fairseq_el.text import one_line, read_lines  # noqa: E402
 
 STOCK = ["--user-dir", "scripts/stock_gauge", "--task", "gauged_translation"]
 OURS = ["--user-dir", "fairseq_el", "--el-profile"]

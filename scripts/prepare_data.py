@@ -37,7 +37,7 @@ from fairseq.data.encoders.gpt2_bpe_utils import Encoder, get_encoder  # noqa: E
 
 from fairseq_el.errors import UserError, explain  # noqa: E402
 from fairseq_el.scoring import available_cores  # noqa: E402
-from fairseq_el.text import read_lines, split_sentences  # noqa: E402
+from fairseq_el.text import one_line, read_lines, split_sentences  # noqa: E402
 
 SPLITS = {"train": ["train"], "valid": ["valid", "validation", "val", "dev"], "test": ["test"]}
 TEXT_SUFFIXES = [(".source", ".target"), (".src", ".tgt")]
@@ -63,11 +63,6 @@ class Pair(NamedTuple):
 # BART's scores looked for it in the first 50 characters. Older articles go on with "--"; some copies spell
 # out the brackets.
 CNN_HEADER = re.compile(r"^.{0,45}?(?:\(|-LRB- )CNN[\w. ]{0,20}?(?:\)| -RRB-)\s*(?:--\s*)?")
-
-
-def one_line(text: str) -> str:
-    """Line breaks of any kind become spaces: a carriage return in an article would make two lines of it."""
-    return " ".join(part.strip() for part in text.splitlines() if part.strip())
 
 
 def close_up_stop(sentence: str) -> str:
