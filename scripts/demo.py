@@ -28,11 +28,10 @@ sys.path.append(str(ROOT))  # for fairseq_el where it isn't installed
 logging.getLogger("fairseq").setLevel(logging.WARNING)  # it lists what it could also use
 from fairseq_el import presets, scoring  # noqa: E402
 
-SOURCE_PIECES = 190  # longer texts are cut, as they were when the model was trained
 EXAMPLES = 5
 LEAD_WORDS = 8  # about as long as a synopsis
 ROUGE = ["ROUGE-1", "ROUGE-2", "ROUGE-L"]
-SEARCH = presets.load("demo").arguments()
+PRESET = presets.load("demo")
 SYSTEMS = {
     "stock fairseq": "--user-dir scripts/stock_gauge --task gauged_translation".split(),
     "fairseq_el": "--user-dir fairseq_el --el-profile".split(),
@@ -109,7 +108,7 @@ def prepare(demo: Path, build: Path, limit: int | None) -> Path:
     shutil.rmtree(data, ignore_errors=True)  # fairseq-preprocess overwrites nothing
     data.mkdir(parents=True)
     processor = sentencepiece.SentencePieceProcessor(model_file=str(inputs[0]))
-    for side, length in (("source", SOURCE_PIECES), ("target", None)):
+    for side, length in (("source", PRESET.text().longest_source), ("target", None)):
         lines = read_lines(demo / f"test.{side}", limit)
         pieces = [" ".join(piece[:length]) for piece in processor.encode(lines, out_type=str)]
         (data / f"pieces.{side}").write_text("\n".join(pieces) + "\n", encoding="utf-8")
@@ -149,7 +148,7 @@ def generate(system: str, demo: Path, data: Path, total: int) -> Run:
                 run.peak_bytes = int(match[1])
 
         fairseq(
-            ["fairseq-generate", data, "--path", demo / "model.pt", *SYSTEMS[system], *SEARCH,
+            ["fairseq-generate", data, "--path", demo / "model.pt", *SYSTEMS[system], *PRESET.arguments(),
              "--bpe", "sentencepiece", "--sentencepiece-model", demo / "sentencepiece.model",
              "--no-progress-bar"],
             log=log,

@@ -5,7 +5,7 @@ import re
 import sys
 
 import pytest
-from conftest import DEMO
+from conftest import DEMO, LONGEST_SOURCE
 from demo import CommandFailed
 from fairseq.data import indexed_dataset
 from test_summarize import REFERENCES, TEXTS, make_language_model, write_lines
@@ -46,7 +46,7 @@ def data(tmp_path_factory):
         prefix = str(folder / "bin" / f"test.source-target.{side}")
         builder = indexed_dataset.make_builder(f"{prefix}.bin", "mmap", len(dictionary))
         for line in lines[:SENTENCES]:
-            pieces = " ".join(summarizer.vocabulary.encode(line))
+            pieces = " ".join(summarizer.vocabulary.encode(line)[:LONGEST_SOURCE])
             builder.add_item(dictionary.encode_line(pieces, add_if_not_exist=False))
         builder.finalize(f"{prefix}.idx")
     return folder

@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from conftest import LONGEST_SOURCE
 from fairseq import options
 from fairseq.search import BeamSearch, DiverseBeamSearch
 
@@ -97,7 +98,8 @@ def test_options_of_the_task_go_to_the_task():
 
 
 def test_the_demo_searches_as_its_preset_says():
-    words = demo.SEARCH
+    assert demo.PRESET.text().longest_source == LONGEST_SOURCE
+    words = demo.PRESET.arguments()
     assert dict(zip(words[::2], words[1::2], strict=True)) == {
         "--beam": "4", "--lenpen": "1.0", "--max-len-b": "30", "--batch-size": "32",
     }  # fmt: skip
