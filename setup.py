@@ -52,6 +52,7 @@ REQUIREMENTS = {
     "test": [
         *by_python("hypothesis==6.170.15", "hypothesis==6.131.0"),
         "pytest==9.2.0",
+        "pytest-xdist==3.8.0",
         # what converted checkpoints are compared with
         *by_python("transformers==5.22.2", "transformers"),
     ],

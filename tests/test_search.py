@@ -68,7 +68,7 @@ def test_no_ngram_is_repeated_when_asked(el):
             count += len(grams) - len(set(grams))
         return count
 
-    search = {"beam": 2, "min_len": 30, "max_len_b": 40, "no_repeat_ngram_size": 2}
+    search = {"beam": 2, "min_len": 20, "max_len_b": 24, "no_repeat_ngram_size": 2, "longest": 70, "batch_size": 8}
     assert repeats(el(el_block_ngrams=True).generate(**search)) == 0
     assert repeats(el().generate(**search)) > 0
 
@@ -76,7 +76,7 @@ def test_no_ngram_is_repeated_when_asked(el):
 def test_without_the_option_ngrams_are_left_alone_as_in_stock(stock, el, caplog):
     from conftest import assert_same_hypotheses
 
-    search = {"beam": 2, "min_len": 30, "max_len_b": 40, "no_repeat_ngram_size": 2}
+    search = {"beam": 2, "min_len": 20, "max_len_b": 24, "no_repeat_ngram_size": 2, "longest": 70, "batch_size": 8}
     assert_same_hypotheses(el().generate(**search), stock().generate(**search))
     assert "--el-block-ngrams" in caplog.text
 
