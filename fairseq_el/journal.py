@@ -4,6 +4,7 @@ A record is a line: a checksum, and JSON. It is on the disk before `append` retu
 what job it is. A record that was being written when the job ended is incomplete, and dropped when it goes on.
 """
 
+import contextlib
 import json
 import os
 import zlib
@@ -133,10 +134,49 @@ def open_for_appending(path: Path) -> BinaryIO:
         raise UserError(f"there is no folder {path.parent}: create it, or correct --output") from error
 
 
+class WholeFile:
+    """A file that is under another name until it is whole, and goes if it never is."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.growing = path.with_name(f"{path.name}.tmp")
+        self.file = self.growing.open("wb")
+        self.is_whole = False
+
+    def __enter__(self) -> "WholeFile":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                self.finish()
+        finally:
+            self.discard()
+
+    def finish(self) -> None:
+        self.file.flush()
+        os.fsync(self.file.fileno())
+        self.file.close()
+        os.replace(self.growing, self.path)
+        self.is_whole = True
+
+    def discard(self) -> None:
+        if self.is_whole:
+            return
+        with contextlib.suppress(OSError):  # where there is no room, closing fails to write the rest
+            self.file.close()
+        self.growing.unlink(missing_ok=True)
+
+
 def check_same_job(path: Path, saved: Any, job: dict[str, Any]) -> None:
-    other = [name for name in job if not isinstance(saved, dict) or saved.get(name) != job[name]]
+    other = differences(job, saved if isinstance(saved, dict) else {})
     if other:
         raise UserError(
             f"{path} is of a run with another {' and '.join(other)}: repeat what that run was started with, "
             "or start again with --overwrite"
         )
+
+
+def differences(job: dict[str, Any], other: dict[str, Any]) -> list[str]:
+    """What another job doesn't have in common with this one."""
+    return [name for name in job if name not in other or other[name] != job[name]]

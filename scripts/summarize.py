@@ -12,11 +12,22 @@ summaries, and stay in place.
 Finished batches are kept in OUTPUT.journal. A run that was interrupted, killed or cut off from power goes on
 where it was when it is started again with --resume, and ends with the file that an undisturbed run writes.
 
+On many machines, each does a part of the work, and scripts/merge_shards.py puts the parts together:
+
+    python scripts/summarize.py --shard 3/16 --model ... --input news.jsonl --output part.03.jsonl
+
+Shards share out the input by windows of --window texts, within which texts are batched by length. A shard forms
+the batches of a single run, so the merged file is the one that a single run writes. To the last bit its sums are
+that run's with --attention always, never or stock, on the same kind of machine with as many threads. With auto they
+also depend on how fast the machine is found to be, as those of any two runs do: scores may then differ by rounding
+(about 1e-6), and a summary where two candidates are as close as that.
+
 Further options are those of fairseq-generate that a preset can have, each with a value: --beam 2,
 --lenpen 1.5, --el-attention always, --el-block-ngrams false.
 """
 
 import argparse
+import collections
 import contextlib
 import hashlib
 import itertools
@@ -26,7 +37,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -39,11 +50,12 @@ import score  # noqa: E402
 
 from fairseq_el import presets, scoring  # noqa: E402
 from fairseq_el.errors import UserError, explain  # noqa: E402
-from fairseq_el.journal import Journal  # noqa: E402
+from fairseq_el.journal import Journal, WholeFile, check_same_job  # noqa: E402
 from fairseq_el.presets import Preset  # noqa: E402
+from fairseq_el.shards import Part, Shard  # noqa: E402
 from fairseq_el.summarizer import ModelFiles, Summarizer  # noqa: E402
 
-WINDOW = 1024  # texts that are read at a time, and sorted by length
+WINDOW = 1024  # texts that are read at a time and sorted by length
 TEXT_FIELDS = ("text", "article", "document")
 BAR = (
     "{desc}{percentage:3.0f}% |{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_noinv_fmt}]{postfix}"
@@ -81,10 +93,15 @@ class Texts:
                 bar.update(len(line))
         return digest.hexdigest(), count
 
-    def __iter__(self) -> Iterator[Item]:
+    def windows(self, size: int, shard: Shard) -> Iterator[tuple[int, list[Item]]]:
+        """Those that a shard takes, each with its number among all."""
         self.file.seek(0)
-        for number, line in enumerate(self.file, start=1):
-            yield self._item(line, number)
+        for window, first in enumerate(range(0, self.count, size)):
+            lines = itertools.islice(self.file, size)
+            if shard.takes(window):
+                yield window, [self._item(line, number) for number, line in enumerate(lines, start=first + 1)]
+            else:
+                collections.deque(lines, maxlen=0)  # reads on, and keeps nothing
 
     def _item(self, line: bytes, number: int) -> Item:
         try:
@@ -132,21 +149,15 @@ def seekable(file: BinaryIO) -> BinaryIO:
     return copy
 
 
-def windows(items: Iterable[Item]) -> Iterator[list[Item]]:
-    iterator = iter(items)
-    while window := list(itertools.islice(iterator, WINDOW)):
-        yield window
-
-
 # ---- summarising
 
 
 class Finished:
     """What an earlier run has left in the journal, window by window."""
 
-    def __init__(self, journal: Journal | None):
+    def __init__(self, journal: Journal | None, window_size: int):
         records = journal.records() if journal else iter(())
-        self.groups = itertools.groupby(records, key=lambda record: record["lines"][0] // WINDOW)
+        self.groups = itertools.groupby(records, key=lambda record: record["lines"][0] // window_size)
         self.coming = next(self.groups, None)
 
     def of(self, window: int) -> list[dict[str, Any]]:
@@ -166,10 +177,10 @@ class Run:
         self.bar = bar
         self.cut = 0
 
-    def over(self, texts: Iterable[Item]) -> Iterator[tuple[Item, str]]:
-        finished = Finished(self.journal)
-        for number, window in enumerate(windows(texts)):
-            first = number * WINDOW
+    def over(self, texts: Texts, window_size: int, shard: Shard) -> Iterator[tuple[Item, str]]:
+        finished = Finished(self.journal, window_size)
+        for number, window in texts.windows(window_size, shard):
+            first = number * window_size
             done: dict[int, str] = {}
             for record in finished.of(number):
                 done.update(zip(record["lines"], record["summaries"], strict=True))
@@ -206,33 +217,34 @@ class Run:
 
 
 class Output:
-    """The file of summaries: under another name until it is whole. Or standard output."""
+    """The file of summaries, or standard output."""
 
     def __init__(self, place: str, is_json: bool, summary_field: str):
-        self.path = None if place == "-" else Path(place)
-        self.growing = None if self.path is None else self.path.with_name(f"{self.path.name}.tmp")
+        self.whole = None if place == "-" else WholeFile(Path(place))
         self.is_json = is_json
         self.summary_field = summary_field
-        self.file = sys.stdout.buffer if self.growing is None else self.growing.open("wb")
+        self.file = sys.stdout.buffer if self.whole is None else self.whole.file
+        self.digest = hashlib.sha256()
 
     def write(self, item: Item, summary: str) -> None:
         line = as_json(item.record | {self.summary_field: summary}) if self.is_json else summary
-        self.file.write(line.encode("utf-8") + b"\n")
-        if self.growing is None:
+        encoded = line.encode("utf-8") + b"\n"
+        self.file.write(encoded)
+        self.digest.update(encoded)
+        if self.whole is None:
             self.file.flush()
 
+    def form(self) -> str:
+        return f"jsonl {self.summary_field}" if self.is_json else "text"
+
     def finish(self) -> None:
-        self.file.flush()
-        if self.path is not None and self.growing is not None:
-            os.fsync(self.file.fileno())
-            self.file.close()
-            os.replace(self.growing, self.path)
+        if self.whole is not None:
+            self.whole.finish()
 
     def close(self) -> None:
         """What is unfinished goes: the journal has it."""
-        if self.growing is not None:
-            self.file.close()
-            self.growing.unlink(missing_ok=True)
+        if self.whole is not None:
+            self.whole.discard()
 
 
 def as_json(record: dict[str, Any]) -> str:
@@ -258,19 +270,20 @@ def run(args: argparse.Namespace, changes: dict[str, str]) -> None:
         args.summary_field if json_out else None,
     )
     references = read_references(args.reference, texts) if args.reference else []
-    if args.resume and Path(args.output).exists() and not journal_path(args.output).exists():
+    job = {} if args.output == "-" else job_of(args, preset, files, texts)
+    if args.resume and is_complete(args, job):
         return print(f"{args.output} is complete: nothing to resume", file=sys.stderr)
     with contextlib.ExitStack() as stack:
         journal = None
         if args.output != "-":
             check_free(args)
-            journal = Journal(
-                journal_path(args.output), job_of(args, preset, files, texts), args.resume, args.overwrite
-            )
+            journal = Journal(journal_path(args.output), job, args.resume, args.overwrite)
             stack.callback(journal.close)
         output = Output(args.output, json_out, args.summary_field)
         stack.callback(output.close)
         summaries = summarize(args, preset, texts, journal, output, keep=bool(references))
+        if args.shard:
+            part_of(args, job, texts, output).write()
         output.finish()
         if journal:
             journal.remove()
@@ -286,6 +299,16 @@ def journal_path(output: str) -> Path:
     return Path(f"{output}.journal")
 
 
+def is_complete(args: argparse.Namespace, job: dict[str, Any]) -> bool:
+    output = Path(args.output)
+    if journal_path(args.output).exists() or not output.exists():
+        return False
+    if args.shard:
+        part = Part.read(output)
+        check_same_job(Part.record_of(output), part.job | {"shard": str(part.shard)}, job)
+    return True
+
+
 def check_free(args: argparse.Namespace) -> None:
     if Path(args.output).is_dir():
         raise UserError(f"{args.output} is a folder: give the name of a file in it")
@@ -296,9 +319,23 @@ def check_free(args: argparse.Namespace) -> None:
 def job_of(args: argparse.Namespace, preset: Preset, files: ModelFiles, texts: Texts) -> dict[str, Any]:
     """What must not change between the parts of an interrupted run."""
     options = {name: str(value) for name, value in preset.options.items()}
-    ours = {"fp16": args.fp16, "stock": args.attention == "stock", "seed": args.seed, "window": WINDOW}
+    ours = {"fp16": args.fp16, "stock": args.attention == "stock", "seed": args.seed, "window": args.window}
     reading = {"json": texts.is_json, "fields": list(texts.fields)}
-    return {"input": texts.digest, "model": files.digest(), "set of options": options | ours | reading}
+    return {
+        "input": texts.digest,
+        "model": files.digest(),
+        "set of options": options | ours | reading,
+        "shard": str(args.shard or Shard()),
+    }
+
+
+def part_of(args: argparse.Namespace, job: dict[str, Any], texts: Texts, output: Output) -> Part:
+    """What scripts/merge_shards.py has to know of a shard that is done."""
+    common = {name: value for name, value in job.items() if name != "shard"}
+    return Part(
+        Path(args.output), args.shard, common | {"form of output": output.form()}, texts.count, args.window,
+        output.digest.hexdigest(),
+    )  # fmt: skip
 
 
 def summarize(
@@ -311,7 +348,14 @@ def summarize(
 ) -> list[str]:
     """Writes all summaries, and returns them if they are to be kept."""
     kept = []
-    with tqdm(total=texts.count, unit=" sentences", bar_format=BAR, smoothing=0, mininterval=0.5) as bar:
+    shard = args.shard or Shard()
+    count = shard.share(texts.count, args.window)
+    if texts.count and not count:
+        logging.warning(
+            f"shard {shard} has nothing to do: {texts.count:,} texts are fewer windows of {args.window:,} than "
+            "there are shards; a smaller --window, the same for all shards, shares them out"
+        )
+    with tqdm(total=count, unit=" sentences", bar_format=BAR, smoothing=0, mininterval=0.5) as bar:
         bar.set_postfix_str("loading")
         summarizer = Summarizer.load(
             args.model, preset, bpe=args.bpe, stock=args.attention == "stock", fp16=args.fp16, cpu=args.cpu,
@@ -320,12 +364,12 @@ def summarize(
         bar.set_postfix_str("", refresh=False)
         bar.reset()
         work = Run(summarizer, journal, bar)
-        for item, summary in work.over(texts):
+        for item, summary in work.over(texts, args.window, shard):
             output.write(item, summary)
             if keep:
                 kept.append(summary)
     if work.cut:
-        logging.warning(summarizer.describe_cut(work.cut, texts.count))
+        logging.warning(summarizer.describe_cut(work.cut, count))
     return kept
 
 
@@ -363,6 +407,9 @@ def command_line() -> argparse.ArgumentParser:
     )
     add("--summary-field", metavar="NAME", default="summary", help="of JSON objects (default: summary)")
     add("--reference", type=Path, metavar="FILE", help="a reference a line, to score with when all is done")
+    add("--shard", metavar="K/N", help="do only the K-th of N parts, for scripts/merge_shards.py to put together")
+    add("--window", type=int, default=WINDOW, metavar="N", help=f"texts that are read at a time and batched by "
+        f"length; shards take whole ones (default: {WINDOW})")  # fmt: skip
     again = parser.add_mutually_exclusive_group().add_argument
     again(
         "--resume", action="store_true", help="go on with an interrupted run, started with the same options"
@@ -424,8 +471,13 @@ def main() -> None:
     args, words = parser.parse_known_args()
     if args.output == "-" and (args.resume or args.overwrite):
         parser.error("--resume and --overwrite are for runs with an --output")
+    if args.shard and (args.output == "-" or args.reference):
+        parser.error("--shard needs an --output and no --reference: score the merged file with scripts/score.py")
+    if args.window < 1:
+        parser.error("--window must be at least 1")
     logging.basicConfig(format="summarize: warning: %(message)s", level=logging.WARNING, force=True)
     try:
+        args.shard = Shard.parse(args.shard) if args.shard else None
         run(args, changes_of(args, words))
     except KeyboardInterrupt:
         sys.exit("\nInterrupted" + (": go on with --resume." if journal_path(args.output).exists() else "."))

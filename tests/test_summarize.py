@@ -63,15 +63,15 @@ def load_once(*model_and_preset, **options):
 def command(monkeypatch):
     """scripts/summarize.py in this process; returns what it exits with, None if all is well."""
     monkeypatch.setattr(Summarizer, "load", load_once)
+    return lambda *words: exit_of(summarize, words, monkeypatch)
 
-    def call(*words):
-        monkeypatch.setattr(sys, "argv", ["summarize.py", *map(str, words)])
-        try:
-            summarize.main()
-        except SystemExit as end:
-            return end.code
 
-    return call
+def exit_of(script, words, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [script.__name__, *map(str, words)])
+    try:
+        script.main()
+    except SystemExit as end:
+        return end.code
 
 
 @pytest.fixture(scope="module")
