@@ -344,9 +344,21 @@ def _options_that_clash(exc: BaseException) -> str | None:
     return f"the options do not go together: {exc}"
 
 
+def is_out_of_memory(exc: BaseException) -> bool:
+    """Python's error, torch's for a GPU, or that of an allocation which failed inside torch."""
+    if isinstance(exc, MemoryError) or type(exc).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(exc, RuntimeError) and re.search(_FAILED_ALLOCATION, str(exc)) is not None
+
+
+# torch on a CPU under Linux and Windows, C++, a GPU, and its libraries cuBLAS, cuDNN ...
+_FAILED_ALLOCATION = (
+    r"can't allocate memory|not enough memory|std::bad_alloc|CUDA out of memory|STATUS_ALLOC_FAILED"
+)
+
+
 def _out_of_memory(exc: BaseException) -> str | None:
-    is_ours = isinstance(exc, MemoryError) or "can't allocate memory" in str(exc)
-    if not is_ours and type(exc).__name__ != "OutOfMemoryError":
+    if not is_out_of_memory(exc):
         return None
     return "there is not enough memory: use a smaller --batch-size, --max-tokens or --beam"
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from fairseq_el import native
 from fairseq_el.errors import UserError
+from fairseq_el.finite import check_finite
 from fairseq_el.memory import BeamHistory, SharedMemory, SourceMemory
 from fairseq_el.models import is_accelerated
 from fairseq_el.profile import Profile
@@ -53,6 +54,7 @@ class ELEnsemble(EnsembleModelWithAlignment):
         self.longest_output = 0
         self.logit_search: LogitBeamSearch | None = None
         self.closed_prefix = 0
+        self.checks_finite = False  # or whether NaN and infinity stop it, unlike stock fairseq
         self.profile = Profile()
 
     def set_decoder_beam_size(self, beam_size: int) -> None:
@@ -111,7 +113,7 @@ class ELEnsemble(EnsembleModelWithAlignment):
         """tokens: [b * x, steps so far]; returns log-probabilities, or logits if the search takes them,
         [b * x, vocabulary], and attention or None."""
         if not self.accelerated:
-            return super().forward_decoder(tokens, encoder_outs, incremental_states, temperature)
+            return self._checked(super().forward_decoder(tokens, encoder_outs, incremental_states, temperature))
         memories = self.shared_memories(encoder_outs)
         for model, memory, state in zip(self.models, memories, incremental_states):
             history = state.setdefault(BeamHistory.KEY, BeamHistory(self.beam_size))
@@ -138,18 +140,26 @@ class ELEnsemble(EnsembleModelWithAlignment):
     def _decode(self, tokens, encoder_outs, states, temperature):
         encoder_outs = self.decoder_inputs(encoder_outs)
         if self.logit_search is None:
-            return super().forward_decoder(tokens, encoder_outs, states, temperature)
+            return self._checked(super().forward_decoder(tokens, encoder_outs, states, temperature))
         logits, extra = self.single_model.decoder(
             tokens, encoder_out=encoder_outs[0], incremental_state=states[0]
         )
         logits = logits[:, -1, :].float().div_(temperature)
         normaliser = native.logsumexp(logits)
+        if self.checks_finite:
+            check_finite(normaliser)
         if tokens.size(1) <= self.closed_prefix:
             logits -= normaliser.unsqueeze(1)
             normaliser = torch.zeros_like(normaliser)
         self.logit_search.normaliser = normaliser
         attention = extra["attn"][0]
         return logits, None if attention is None else attention[:, -1, :]
+
+    def _checked(self, found: tuple[Tensor, Tensor | None]) -> tuple[Tensor, Tensor | None]:
+        """found: log-probabilities, [b * x, vocabulary], of which in every row any one tells, and attention."""
+        if self.checks_finite:
+            check_finite(found[0][:, self.single_model.decoder.dictionary.eos()])
+        return found
 
     def reorder_encoder_out(self, encoder_outs, new_order):
         """The search first asks for one row a beam, which is not needed here, then follows the beams."""

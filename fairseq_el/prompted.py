@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from fairseq_el import native
 from fairseq_el.encoder import groups
 from fairseq_el.errors import UserError
+from fairseq_el.finite import check_finite
 from fairseq_el.generator import ELEnsemble, ELSequenceGenerator, attention_shape
 from fairseq_el.memory import PromptMemory, kept_sentences
 from fairseq_el.roofline import largest_batch
@@ -143,6 +144,8 @@ class PromptedEnsemble(ELEnsemble):
             ]
         together = torch.stack(scores).logsumexp(dim=0) - math.log(len(scores))
         prompts.scores = scores[0] if len(scores) == 1 else together
+        if self.checks_finite:
+            check_finite(prompts.scores)
         self.profile.record_state(sum(memory.nbytes() for memory in self.memories), 0)
 
     def _read_with(

@@ -52,6 +52,7 @@ class Part:
     job: dict[str, Any]  # what all shards have in common; its keys appear in messages
     texts: int  # of all shards
     window_size: int
+    skipped: int  # texts of this shard that have no summary because of an error
     digest: str  # of the output
 
     @staticmethod

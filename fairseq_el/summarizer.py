@@ -4,14 +4,15 @@ A model folder holds the checkpoint `model.pt`, its dictionary (`dict.txt`, or o
 turns text into pieces: `sentencepiece.model`, or `encoder.json` and `vocab.bpe` of GPT-2's encoding.
 """
 
+import gc
 import hashlib
 import logging
 import threading
 from argparse import Namespace
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from fairseq import checkpoint_utils
@@ -20,14 +21,17 @@ from fairseq.data.encoders.gpt2_bpe import GPT2BPE, GPT2BPEConfig
 from fairseq.data.encoders.sentencepiece_bpe import SentencepieceBPE, SentencepieceConfig
 from fairseq.models import BaseFairseqModel
 from fairseq.search import Sampling
+from fairseq.sequence_generator import SequenceGenerator
 from fairseq.tasks import FairseqTask
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 from torch import Tensor
 
 from fairseq_el import presets
-from fairseq_el.errors import UserError, explain
+from fairseq_el.errors import UserError, explain, is_out_of_memory
+from fairseq_el.finite import FiniteEnsemble, NotFinite
 from fairseq_el.presets import Preset
 from fairseq_el.tasks import (
+    ELGeneration,
     ELLanguageModelingConfig,
     ELLanguageModelingTask,
     ELTranslationConfig,
@@ -42,6 +46,7 @@ SENTENCEPIECE_FILES = ("sentencepiece.model", "sentencepiece.bpe.model")
 GPT2_FILES = ("encoder.json", "vocab.bpe")
 TOKENS_PER_BATCH = 12_000  # what fairseq-generate takes where nothing is said
 CHARACTERS_PER_TOKEN = 8  # more than texts have
+ON_ERROR = ("abort", "skip")  # what becomes of the others when a text can't be summarised
 
 
 def as_summary(text: str, preset: Preset) -> str:
@@ -198,6 +203,22 @@ def load_model(
 # ---- generating
 
 
+def build_generator(task: FairseqTask, model: BaseFairseqModel, preset: Preset) -> SequenceGenerator:
+    """The task's, stopped by NaN."""
+    if not isinstance(task, ELGeneration):
+        return task.build_generator(FiniteEnsemble([model]), preset.generation())
+    generator = task.build_generator([model], preset.generation())
+    generator.model.checks_finite = True
+    return generator
+
+
+def report_problem(where: str, problem: str, on_error: str, advice: str = "") -> None:
+    """The text that can't be summarised ends the run, or is skipped with a warning."""
+    if on_error == "abort":
+        raise UserError(f"{where} can't be summarised: {problem}{advice}")
+    logger.warning(f"{where} was skipped: {problem}")
+
+
 class TextSampling(Sampling):
     """Sampling whose random numbers follow from the seed and the tokens so far, and so don't depend on what
     else is in the batch: a prompt is continued alike at every call."""
@@ -231,6 +252,14 @@ class Source:
     is_cut: bool
 
 
+class Outcome(NamedTuple):
+    """What became of some texts of a batch."""
+
+    places: range  # in the batch
+    summaries: list[str]
+    problem: str = ""  # why a text, then the only one, got "" instead of a summary
+
+
 class Summarizer:
     """A model with its vocabulary and a preset. Threads may share one; their batches take turns."""
 
@@ -247,13 +276,14 @@ class Summarizer:
         self.vocabulary = vocabulary
         self.preset = preset
         self.reads_prompts = not hasattr(model, "encoder")
-        self.generator = task.build_generator([model], preset.generation())
+        self.generator = build_generator(task, model, preset)
         if isinstance(self.generator.search, Sampling):
             self.generator.search = TextSampling(task.target_dictionary, self.generator.search, seed)
         self.suffix = self._indices(vocabulary.encode(preset.text().source_suffix))
         self.longest_text = self._longest_text()
         self._check_lengths()
         self.turn = threading.Lock()
+        self.has_warned = False  # of too little memory
 
     @classmethod
     def load(
@@ -295,17 +325,23 @@ class Summarizer:
             )
         return cls(task, loaded, vocabulary, preset, seed)
 
-    def __call__(self, texts: Iterable[str]) -> list[str]:
-        """A summary of each text, in their order; none, that is "", of blank ones."""
+    def __call__(self, texts: Iterable[str], on_error: str = "abort") -> list[str]:
+        """A summary of each text, in their order; none, that is "", of blank ones.
+
+        on_error: with `skip`, texts that can't be summarised get "" too, and a warning, instead of an error.
+        """
         if isinstance(texts, str):
             raise TypeError("texts are given as a list: summarize([text])")
+        if on_error not in ON_ERROR:
+            raise ValueError(f"on_error is one of {', '.join(ON_ERROR)}, not {on_error!r}")
         sources = [self.encode(text) for text in texts]
         summaries = [""] * len(sources)
         for batch in self.batches(sources):
-            for place, summary in zip(
-                batch, self.summarize([sources[place] for place in batch]), strict=True
-            ):
-                summaries[place] = summary
+            for part in self.outcomes([sources[place] for place in batch]):
+                for place, summary in zip(part.places, part.summaries, strict=True):
+                    summaries[batch[place]] = summary
+                if part.problem:
+                    report_problem(f"text {batch[part.places[0]] + 1}", part.problem, on_error)
         if cut := sum(source.is_cut for source in sources):
             logger.warning(self.describe_cut(cut, len(sources)))
         return summaries
@@ -338,6 +374,46 @@ class Summarizer:
                 batches.append([])
             batches[-1].append(place)
         return batches
+
+    def outcomes(self, sources: Sequence[Source]) -> Iterator[Outcome]:
+        """One batch, none of it a blank text, and all of it together if that can be.
+
+        Short of memory, or with NaN somewhere, it is halved until it goes through, down to one text, which then
+        fails alone. Each part is handed out before the next begins, so that nothing finished is lost.
+        """
+        waiting = [range(len(sources))]
+        while waiting:
+            places = waiting.pop()
+            part = self._attempt(places, [sources[place] for place in places])
+            if part.problem and len(places) > 1:
+                middle = len(places) // 2
+                waiting += [places[middle:], places[:middle]]
+            else:
+                yield part
+
+    def _attempt(self, places: range, sources: Sequence[Source]) -> Outcome:
+        try:
+            return Outcome(places, self.summarize(sources))
+        except NotFinite as error:
+            problem = str(error)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            problem = "there is not enough memory for it, even alone"
+            self._warn_once(len(places))
+        # Not before here: the traceback of the error has held all tensors of the attempt.
+        gc.collect()
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+        return Outcome(places, [""] * len(places), problem)
+
+    def _warn_once(self, size: int) -> None:
+        if size > 1 and not self.has_warned:
+            self.has_warned = True
+            logger.warning(
+                f"memory does not suffice for {size} texts at a time, which are done in parts; smaller batches "
+                "(batch_size, max_tokens) or an el_memory_budget save the vain attempts"
+            )
 
     def summarize(self, sources: Sequence[Source]) -> list[str]:
         """The summaries of one batch, none of them of a blank text."""

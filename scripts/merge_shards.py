@@ -118,7 +118,11 @@ def run(args: argparse.Namespace) -> None:
     check_together(parts)
     with WholeFile(args.output) as whole:
         merge(parts, whole.file)
-    print(f"{parts[0].texts:,} texts of {len(parts):,} shards are in {args.output}")
+    skipped = sum(part.skipped for part in parts)
+    print(
+        f"{parts[0].texts:,} texts of {len(parts):,} shards are in {args.output}"
+        + (f"; {skipped:,} were skipped because of errors and have empty summaries" if skipped else "")
+    )
 
 
 def main() -> None:

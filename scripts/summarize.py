@@ -12,6 +12,9 @@ summaries, and stay in place.
 Finished batches are kept in OUTPUT.journal. A run that was interrupted, killed or cut off from power goes on
 where it was when it is started again with --resume, and ends with the file that an undisturbed run writes.
 
+Where memory runs short, a batch is done in parts, down to one text. One that fails even alone, or for which the
+model computes NaN, ends the run, or is skipped with --on-error skip.
+
 On many machines, each does a part of the work, and scripts/merge_shards.py puts the parts together:
 
     python scripts/summarize.py --shard 3/16 --model ... --input news.jsonl --output part.03.jsonl
@@ -19,8 +22,8 @@ On many machines, each does a part of the work, and scripts/merge_shards.py puts
 Shards share out the input by windows of --window texts, within which texts are batched by length. A shard forms
 the batches of a single run, so the merged file is the one that a single run writes. To the last bit its sums are
 that run's with --attention always, never or stock, on the same kind of machine with as many threads. With auto they
-also depend on how fast the machine is found to be, as those of any two runs do: scores may then differ by rounding
-(about 1e-6), and a summary where two candidates are as close as that.
+also depend on how fast the machine is found to be and how long its summaries have been so far, as in any two runs:
+scores may then differ by rounding (about 1e-6), and a summary where two candidates are as close as that.
 
 Further options are those of fairseq-generate that a preset can have, each with a value: --beam 2,
 --lenpen 1.5, --el-attention always, --el-block-ngrams false.
@@ -37,7 +40,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -53,7 +56,13 @@ from fairseq_el.errors import UserError, explain  # noqa: E402
 from fairseq_el.journal import Journal, WholeFile, check_same_job  # noqa: E402
 from fairseq_el.presets import Preset  # noqa: E402
 from fairseq_el.shards import Part, Shard  # noqa: E402
-from fairseq_el.summarizer import ModelFiles, Summarizer  # noqa: E402
+from fairseq_el.summarizer import (  # noqa: E402
+    ON_ERROR,
+    ModelFiles,
+    Outcome,
+    Summarizer,
+    report_problem,
+)
 
 WINDOW = 1024  # texts that are read at a time and sorted by length
 TEXT_FIELDS = ("text", "article", "document")
@@ -102,6 +111,11 @@ class Texts:
                 yield window, [self._item(line, number) for number, line in enumerate(lines, start=first + 1)]
             else:
                 collections.deque(lines, maxlen=0)  # reads on, and keeps nothing
+
+    def describe(self, item: Item, place: int) -> str:
+        """place: of a text, counted from 0."""
+        given = f" (id {json.dumps(item.record['id'])[:80]})" if self.is_json and "id" in item.record else ""
+        return f"line {place + 1} of {self.name}{given}"
 
     def _item(self, line: bytes, number: int) -> Item:
         try:
@@ -171,11 +185,13 @@ class Finished:
 class Run:
     """Summaries in the order of the texts, each batch of them recorded in the journal once it is done."""
 
-    def __init__(self, summarizer: Summarizer, journal: Journal | None, bar: tqdm):
+    def __init__(self, summarizer: Summarizer, journal: Journal | None, bar: tqdm, on_error: str):
         self.summarizer = summarizer
         self.journal = journal
         self.bar = bar
+        self.on_error = on_error
         self.cut = 0
+        self.skipped = 0
 
     def over(self, texts: Texts, window_size: int, shard: Shard) -> Iterator[tuple[Item, str]]:
         finished = Finished(self.journal, window_size)
@@ -185,28 +201,44 @@ class Run:
             for record in finished.of(number):
                 done.update(zip(record["lines"], record["summaries"], strict=True))
                 self.cut += record["cut"]
-            self._skip(len(done) + sum(not item.text.strip() for item in window))
+                self.skipped += record["skipped"]
+            self._pass_over(len(done) + sum(not item.text.strip() for item in window))
             if any(item.text.strip() and first + place not in done for place, item in enumerate(window)):
-                self._summarize(window, first, done)
+                self._summarize(window, first, done, texts.describe)
             for place, item in enumerate(window):
                 yield item, done.get(first + place, "")
 
-    def _summarize(self, window: list[Item], first: int, done: dict[int, str]) -> None:
-        """Adds what is missing. Batches are those of an undisturbed run: so are sums, to the last bit."""
+    def _summarize(
+        self, window: list[Item], first: int, done: dict[int, str], describe: Callable[[Item, int], str]
+    ) -> None:
+        """Adds what is missing. Batches are those of an undisturbed run: so are sums, to the last bit; but of
+        one that went through in parts only the rest is done."""
         sources = [self.summarizer.encode(item.text) for item in window]
         for batch in self.summarizer.batches(sources):
-            lines = [first + place for place in batch]
-            if all(line in done for line in lines):
-                continue
-            summaries = self.summarizer.summarize([sources[place] for place in batch])
-            cut = sum(sources[place].is_cut for place in batch)
-            if self.journal:
-                self.journal.append({"lines": lines, "summaries": summaries, "cut": cut})
-            done.update(zip(lines, summaries, strict=True))
-            self.cut += cut
-            self.bar.update(len(batch))
+            missing = [place for place in batch if first + place not in done]
+            for part in self.summarizer.outcomes([sources[place] for place in missing]) if missing else ():
+                places = [missing[place] for place in part.places]
+                if part.problem:
+                    self._report(describe(window[places[0]], first + places[0]), part.problem)
+                cut = sum(sources[place].is_cut for place in places)
+                self._keep([first + place for place in places], part, cut)
+                done.update(zip((first + place for place in places), part.summaries, strict=True))
 
-    def _skip(self, count: int) -> None:
+    def _report(self, where: str, problem: str) -> None:
+        resume = "--resume " if self.journal else ""
+        kept = "what was finished is kept, " if self.journal else ""
+        report_problem(where, problem, self.on_error, f"; {kept}leave it out with {resume}--on-error skip")
+
+    def _keep(self, lines: list[int], part: Outcome, cut: int) -> None:
+        skipped = int(bool(part.problem))
+        if self.journal:
+            record = {"lines": lines, "summaries": part.summaries, "cut": cut, "skipped": skipped}
+            self.journal.append(record)
+        self.cut += cut
+        self.skipped += skipped
+        self.bar.update(len(lines))
+
+    def _pass_over(self, count: int) -> None:
         """Counts texts as done without counting them as speed."""
         self.bar.initial += count
         self.bar.n += count
@@ -281,9 +313,9 @@ def run(args: argparse.Namespace, changes: dict[str, str]) -> None:
             stack.callback(journal.close)
         output = Output(args.output, json_out, args.summary_field)
         stack.callback(output.close)
-        summaries = summarize(args, preset, texts, journal, output, keep=bool(references))
+        summaries, skipped = summarize(args, preset, texts, journal, output, keep=bool(references))
         if args.shard:
-            part_of(args, job, texts, output).write()
+            part_of(args, job, texts, output, skipped).write()
         output.finish()
         if journal:
             journal.remove()
@@ -329,12 +361,14 @@ def job_of(args: argparse.Namespace, preset: Preset, files: ModelFiles, texts: T
     }
 
 
-def part_of(args: argparse.Namespace, job: dict[str, Any], texts: Texts, output: Output) -> Part:
+def part_of(
+    args: argparse.Namespace, job: dict[str, Any], texts: Texts, output: Output, skipped: int
+) -> Part:
     """What scripts/merge_shards.py has to know of a shard that is done."""
     common = {name: value for name, value in job.items() if name != "shard"}
     return Part(
         Path(args.output), args.shard, common | {"form of output": output.form()}, texts.count, args.window,
-        output.digest.hexdigest(),
+        skipped, output.digest.hexdigest(),
     )  # fmt: skip
 
 
@@ -345,8 +379,8 @@ def summarize(
     journal: Journal | None,
     output: Output,
     keep: bool,
-) -> list[str]:
-    """Writes all summaries, and returns them if they are to be kept."""
+) -> tuple[list[str], int]:
+    """Writes all summaries; returns them if they are to be kept, and how many texts were skipped."""
     kept = []
     shard = args.shard or Shard()
     count = shard.share(texts.count, args.window)
@@ -363,14 +397,16 @@ def summarize(
         )  # fmt: skip
         bar.set_postfix_str("", refresh=False)
         bar.reset()
-        work = Run(summarizer, journal, bar)
+        work = Run(summarizer, journal, bar, args.on_error)
         for item, summary in work.over(texts, args.window, shard):
             output.write(item, summary)
             if keep:
                 kept.append(summary)
     if work.cut:
         logging.warning(summarizer.describe_cut(work.cut, count))
-    return kept
+    if work.skipped:
+        logging.warning(f"{work.skipped:,} of {count:,} texts were skipped because of errors: no summary of them")
+    return kept, work.skipped
 
 
 def read_references(path: Path, texts: Texts) -> list[str]:
@@ -417,6 +453,9 @@ def command_line() -> argparse.ArgumentParser:
     again(
         "--overwrite", action="store_true", help="replace the output, or an interrupted run, of the same name"
     )
+    add("--on-error", choices=ON_ERROR, default=ON_ERROR[0],
+        help="a text for which memory doesn't suffice even alone, or whose scores are NaN: end the run (default), or "
+        "report it, leave its summary empty and go on")  # fmt: skip
     add("--max-tokens", metavar="N", help="of the sources in a batch, padding included (default: 12000)")
     add("--memory-budget", metavar="SIZE", help="for the state of a batch, such as 2G (--el-memory-budget)")
     add("--attention", choices=("stock", "auto", "always", "never"),
