@@ -219,6 +219,10 @@ def report_problem(where: str, problem: str, on_error: str, advice: str = "") ->
     logger.warning(f"{where} was skipped: {problem}")
 
 
+RANDOM_NUMBERS = threading.Lock()
+"""torch has one source of them for all threads."""
+
+
 class TextSampling(Sampling):
     """Sampling whose random numbers follow from the seed and the tokens so far, and so don't depend on what
     else is in the batch: a prompt is continued alike at every call."""
@@ -234,13 +238,16 @@ class TextSampling(Sampling):
         random = (
             torch.cuda.default_generators[lprobs.get_device()] if lprobs.is_cuda else torch.default_generator
         )
-        before = random.get_state()
         found = []
-        for row in range(b):
-            digest = hashlib.blake2b(texts[row].tobytes(), key=self.key, digest_size=8).digest()
-            random.manual_seed(int.from_bytes(digest, "little"))
-            found.append(super().step(step, lprobs[row : row + 1], scores[row : row + 1]))
-        random.set_state(before)
+        with RANDOM_NUMBERS:
+            before = random.get_state()
+            try:
+                for row in range(b):
+                    digest = hashlib.blake2b(texts[row].tobytes(), key=self.key, digest_size=8).digest()
+                    random.manual_seed(int.from_bytes(digest, "little"))
+                    found.append(super().step(step, lprobs[row : row + 1], scores[row : row + 1]))
+            finally:
+                random.set_state(before)
         return tuple(torch.cat(parts) for parts in zip(*found, strict=True))
 
 
