@@ -27,6 +27,7 @@ install: $(STAMPS)/package
 
 # A process for each core, with a thread each: the tests are small.
 test: install
+	@$(BIN)/python -m ruff check --quiet . && $(BIN)/python -m mypy
 	@OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -q --disable-warnings \
 	  -n auto --maxprocesses 8 --dist loadfile tests
 

@@ -51,8 +51,10 @@ REQUIREMENTS = {
     "data": by_python("pyarrow==26.0.1", "pyarrow"),
     "test": [
         *by_python("hypothesis==6.170.15", "hypothesis==6.131.0"),
+        "mypy==2.4.1",
         "pytest==9.2.0",
         "pytest-xdist==3.8.0",
+        "ruff==0.17.4",
         # what converted checkpoints are compared with
         *by_python("transformers==5.22.2", "transformers"),
     ],

@@ -5,17 +5,21 @@ The search loop is fairseq's own, inherited. What differs is what it calls: the 
 """
 
 import logging
+from collections.abc import Sequence
 
 import torch
+from fairseq.models import BaseFairseqModel
 from fairseq.models.transformer import TransformerDecoderBase
-from fairseq.search import BeamSearch, DiverseBeamSearch
+from fairseq.modules import MultiheadAttention
+from fairseq.ngram_repeat_block import NGramRepeatBlock
+from fairseq.search import BeamSearch, DiverseBeamSearch, Search
 from fairseq.sequence_generator import (
     EnsembleModel,
     EnsembleModelWithAlignment,
     SequenceGenerator,
     SequenceGeneratorWithAlignment,
 )
-from torch import Tensor, nn
+from torch import Tensor
 
 from fairseq_el import native
 from fairseq_el.errors import UserError
@@ -29,13 +33,13 @@ from fairseq_el.search import LogitBeamSearch, NGramBlock
 logger = logging.getLogger(__name__)
 
 
-def shared_attention(model: nn.Module) -> nn.Module:
+def shared_attention(model: BaseFairseqModel) -> MultiheadAttention:
     """An attention layer to what the beams of a sentence share: the source, or else the prompt."""
     layer = model.decoder.layers[0]
     return layer.encoder_attn or layer.self_attn
 
 
-def attention_shape(model: nn.Module, batch: int, beam: int, length: int) -> Shape:
+def attention_shape(model: BaseFairseqModel, batch: int, beam: int, length: int) -> Shape:
     attention = shared_attention(model)
     # of the arithmetic, which a packed model's embedding, its first parameter, doesn't tell
     size = attention.k_proj.weight.element_size()
@@ -45,7 +49,7 @@ def attention_shape(model: nn.Module, batch: int, beam: int, length: int) -> Sha
 class ELEnsemble(EnsembleModelWithAlignment):
     """Runs an ensemble of EL models; an ensemble with any other model in it runs as in stock fairseq."""
 
-    def __init__(self, models: list[nn.Module], decision: Decision, wants_weights: bool = False):
+    def __init__(self, models: list[BaseFairseqModel], decision: Decision, wants_weights: bool = False):
         super().__init__(models)
         self.accelerated = all(is_accelerated(model) for model in models)
         self.decision = decision
@@ -102,7 +106,7 @@ class ELEnsemble(EnsembleModelWithAlignment):
                 "--skip-invalid-size-inputs-valid-test"
             )
 
-    def beam_bytes(self, model: nn.Module, batch: int) -> int:
+    def beam_bytes(self, model: BaseFairseqModel, batch: int) -> int:
         """What the history of the beams may grow to."""
         layers = model.decoder.layers
         size = attention_shape(model, batch, self.beam_size, 1).element_size
@@ -130,10 +134,10 @@ class ELEnsemble(EnsembleModelWithAlignment):
         )
         return result
 
-    def shared_memories(self, encoder_outs) -> list[SharedMemory]:
+    def shared_memories(self, encoder_outs) -> Sequence[SharedMemory]:
         return encoder_outs
 
-    def decoder_inputs(self, encoder_outs) -> list[dict | None]:
+    def decoder_inputs(self, encoder_outs) -> Sequence[dict | None]:
         """For each model what its decoder takes as the encoder's output."""
         return [source.as_encoder_out() for source in encoder_outs]
 
@@ -187,6 +191,8 @@ class ELSequenceGenerator(SequenceGenerator):
     """
 
     ensemble_class = ELEnsemble
+    search: Search
+    repeat_ngram_blocker: NGramRepeatBlock | None  # or an NGramBlock
 
     def __init__(
         self,

@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 import torch
-from torch import Tensor, nn
+from fairseq.modules import MultiheadAttention
+from torch import Tensor
 
 from fairseq_el.roofline import Account, Decision, Machine, Shape, measure_machine
 
@@ -45,6 +46,8 @@ class SharedMemory:
     """What all beams of a sentence share: states that attention can read as they are, and, for the layers that
     traded memory for arithmetic (see `roofline.py`), K and V built from them."""
 
+    KEY: str  # in fairseq's `incremental_state`
+
     def __init__(
         self,
         span: tuple[Tensor, Tensor] | None,
@@ -62,7 +65,7 @@ class SharedMemory:
         self.reserved_bytes = reserved_bytes
         self.account = Account()
         self.switching = False
-        self.built: dict[nn.Module, tuple[Tensor, Tensor]] = {}  # [b, h, d_k, n] each
+        self.built: dict[MultiheadAttention, tuple[Tensor, Tensor]] = {}  # [b, h, d_k, n] each
         self.build_seconds = 0.0
 
     def begin_step(self, shape: Shape) -> None:
@@ -74,7 +77,7 @@ class SharedMemory:
         states = self.any_states()
         return measure_machine(states.device, states.dtype, beam)
 
-    def key_values(self, attention: nn.Module) -> tuple[Tensor, Tensor] | None:
+    def key_values(self, attention: MultiheadAttention) -> tuple[Tensor, Tensor] | None:
         """K and V of a layer, [b, h, d_k, n] each, or None where it should attend to states."""
         if attention not in self.built and self.switching and self._has_room(attention):
             start = time.perf_counter()
@@ -86,7 +89,7 @@ class SharedMemory:
         seconds, self.build_seconds = self.build_seconds, 0.0
         return seconds
 
-    def _has_room(self, attention: nn.Module, coming: int = 0) -> bool:
+    def _has_room(self, attention: MultiheadAttention, coming: int = 0) -> bool:
         """coming: bytes of states that are still to be recorded."""
         budget = self.decision.budget
         b, n, _ = self.states_of(attention).shape
@@ -112,7 +115,7 @@ class SharedMemory:
     def length(self) -> int:
         raise NotImplementedError
 
-    def states_of(self, attention: nn.Module) -> Tensor:
+    def states_of(self, attention: MultiheadAttention) -> Tensor:
         """[b, n, d]"""
         raise NotImplementedError
 
@@ -163,7 +166,7 @@ class SourceMemory(SharedMemory):
     def length(self) -> int:
         return self.states.size(1)
 
-    def states_of(self, attention: nn.Module) -> Tensor:
+    def states_of(self, attention: MultiheadAttention) -> Tensor:
         return self.states
 
     def any_states(self) -> Tensor:
@@ -205,7 +208,7 @@ class PromptMemory(SharedMemory):
         self.layers = layers
         self.beam_size = beam_size
         self.counts_from_prompt = counts_from_prompt
-        self.inputs: dict[nn.Module, Tensor] = {}  # [b, n, d]
+        self.inputs: dict[MultiheadAttention, Tensor] = {}  # [b, n, d]
         self.reading: slice | None = None  # the rows of the batch that are being read
         self.wants_key_values: bool | None = None
 
@@ -249,7 +252,7 @@ class PromptMemory(SharedMemory):
         if self.inputs:  # else there is nothing left to decide
             super().begin_step(shape)
 
-    def record(self, attention: nn.Module, x: Tensor, k: Tensor, v: Tensor) -> None:
+    def record(self, attention: MultiheadAttention, x: Tensor, k: Tensor, v: Tensor) -> None:
         """Keeps what a layer saw of the prompts being read. x: [b', n', d]; k and v: [b', h, n', d_k]."""
         if attention not in self.inputs and attention not in self.built:
             self._make_room(attention, x)
@@ -260,7 +263,7 @@ class PromptMemory(SharedMemory):
         else:
             self.inputs[attention][self.reading, :read] = x
 
-    def _make_room(self, attention: nn.Module, x: Tensor) -> None:
+    def _make_room(self, attention: MultiheadAttention, x: Tensor) -> None:
         """Decides once what is kept; K and V cost no arithmetic here, only memory."""
         b, n, h = self.batch(), self.length(), attention.num_heads
         self.inputs[attention] = x.new_zeros(b, n, x.size(2))
@@ -278,13 +281,13 @@ class PromptMemory(SharedMemory):
                 x.new_zeros(b, h, attention.head_dim, n),
             )
 
-    def key_values(self, attention: nn.Module) -> tuple[Tensor, Tensor] | None:
+    def key_values(self, attention: MultiheadAttention) -> tuple[Tensor, Tensor] | None:
         found = super().key_values(attention)
         if found is not None:
             self.inputs.pop(attention, None)  # K and V take its place
         return found
 
-    def states_of(self, attention: nn.Module) -> Tensor:
+    def states_of(self, attention: MultiheadAttention) -> Tensor:
         return self.inputs[attention]
 
     def any_states(self) -> Tensor:
@@ -317,7 +320,7 @@ class BeamHistory:
         self.beam_size = beam_size
         self.used = 0
         self.hidden: Tensor | None = None  # [b, x, capacity], False at a beam's own past
-        self.slots: dict[nn.Module, tuple[Tensor, Tensor]] = {}  # [b, h, capacity, d_k] each
+        self.slots: dict[MultiheadAttention, tuple[Tensor, Tensor]] = {}  # [b, h, capacity, d_k] each
 
     @classmethod
     def of(cls, incremental_state: dict | None) -> "BeamHistory | None":
@@ -338,7 +341,7 @@ class BeamHistory:
         self.hidden[:, :, self.used : self.used + x] = ~own | padded.view(b, x, 1)
         self.used += x
 
-    def append(self, attention: nn.Module, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def append(self, attention: MultiheadAttention, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Writes one layer's newest keys and values, [b, h, x, d_k] each.
 
         Returns the slots of keys and values, [b, h, capacity, d_k], and which of them each beam may not see,
@@ -350,7 +353,7 @@ class BeamHistory:
         values[:, :, newest] = v
         return keys, values, self.hidden
 
-    def _room_for(self, attention: nn.Module, k: Tensor) -> tuple[Tensor, Tensor]:
+    def _room_for(self, attention: MultiheadAttention, k: Tensor) -> tuple[Tensor, Tensor]:
         held = self.slots.get(attention)
         capacity = self.hidden.size(2)
         if held is None or held[0].size(2) < capacity:

@@ -5,6 +5,7 @@ from contextlib import nullcontext
 from fairseq.models import (
     ARCH_CONFIG_REGISTRY,
     ARCH_MODEL_INV_REGISTRY,
+    BaseFairseqModel,
     register_model,
     register_model_architecture,
 )
@@ -22,7 +23,6 @@ from fairseq.modules import (
     SinusoidalPositionalEmbedding,
 )
 from omegaconf import OmegaConf, open_dict
-from torch import nn
 
 from fairseq_el.attention import ELAttention, HistoryAttention, PromptAttention
 from fairseq_el.checkpoint import check_dictionary
@@ -86,11 +86,11 @@ def register_architectures() -> None:
 register_architectures()
 
 
-def is_accelerated(model: nn.Module) -> bool:
+def is_accelerated(model: BaseFairseqModel) -> bool:
     return isinstance(model, ELModel)
 
 
-def has_el_form(model: nn.Module) -> bool:
+def has_el_form(model: BaseFairseqModel) -> bool:
     """True for models whose decoder is fairseq's Transformer decoder, with encoder-decoder attention in all layers
     or, in a language model, in none."""
     decoder = getattr(model, "decoder", None)
@@ -104,7 +104,7 @@ def has_el_form(model: nn.Module) -> bool:
     return not any(attends) and all(reads_prompts(layer.self_attn) for layer in decoder.layers)
 
 
-def reads_prompts(attention: nn.Module) -> bool:
+def reads_prompts(attention: MultiheadAttention) -> bool:
     """False for options whose meaning a prompt read on its own can't keep."""
     return (
         isinstance(attention, MultiheadAttention)
@@ -124,7 +124,7 @@ def use_stock_name(args) -> None:
                 setattr(args, name, getattr(args, name).removeprefix(PREFIX))
 
 
-def to_el_form(model: nn.Module) -> nn.Module:
+def to_el_form(model: BaseFairseqModel) -> BaseFairseqModel:
     """Turns a stock model into its EL form, in place, and returns it.
 
     Only classes change: attention layers become the subclasses that generate without a K/V cache, and the
@@ -149,7 +149,7 @@ def to_el_form(model: nn.Module) -> nn.Module:
     return model
 
 
-def specialise_encoder(encoder: nn.Module) -> None:
+def specialise_encoder(encoder: TransformerEncoderBase) -> None:
     encoder.__dict__.pop("reorder_encoder_out", None)  # an earlier stock search may have left its own
     for layer in encoder.layers:
         specialise(layer.self_attn, FusedSelfAttention)
@@ -157,14 +157,14 @@ def specialise_encoder(encoder: nn.Module) -> None:
         encoder.__class__ = ELEncoder
 
 
-def specialise_decoder(decoder: nn.Module) -> None:
+def specialise_decoder(decoder: TransformerDecoderBase) -> None:
     for layer in decoder.layers:
         layer.encoder_attn.beam_size = 1
         specialise(layer.encoder_attn, ELAttention)
         specialise(layer.self_attn, HistoryAttention)
 
 
-def specialise_language_model(decoder: nn.Module) -> None:
+def specialise_language_model(decoder: TransformerDecoderBase) -> None:
     for layer in decoder.layers:
         specialise(layer.self_attn, PromptAttention)
     for stock, subclass in (
@@ -175,7 +175,7 @@ def specialise_language_model(decoder: nn.Module) -> None:
             decoder.embed_positions.__class__ = subclass
 
 
-def specialise(attention: nn.Module, subclass: type) -> None:
+def specialise(attention: MultiheadAttention, subclass: type) -> None:
     """Subclasses by users keep their own behaviour: only fairseq's own class is replaced."""
     if type(attention) is MultiheadAttention:
         attention.__class__ = subclass

@@ -16,6 +16,7 @@ import logging
 
 import torch
 import torch.nn.functional as F
+from fairseq.models import BaseFairseqModel
 from torch import Tensor, nn
 
 from fairseq_el import native
@@ -201,7 +202,7 @@ class HalfEmbedding(nn.Embedding):
         return super().forward(tokens).float()
 
 
-def pack(model: nn.Module, choice: str = "auto") -> None:
+def pack(model: BaseFairseqModel, choice: str = "auto") -> None:
     """Packs the linear layers of a model on the CPU that will only be used for inference.
 
     choice: `auto` is half precision for weights that are exact in it, else single; `fp32`; or `none`. A model

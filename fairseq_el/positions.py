@@ -10,6 +10,12 @@ class AfterPrompt:
     """fairseq takes the newest tokens of all rows to stand at one position; after prompts of different lengths
     each row has its own."""
 
+    padding_idx: int
+
+    def table(self, longest: int) -> Tensor:
+        """[positions, d]: the embeddings of all positions, at least up to the longest."""
+        raise NotImplementedError
+
     def forward(self, input: Tensor, incremental_state: dict | None = None, **options) -> Tensor:
         """input: [rows, steps so far]; returns [rows, 1, d]."""
         prompt = PromptMemory.of(incremental_state)
@@ -25,6 +31,8 @@ class LearnedAfterPrompt(AfterPrompt, LearnedPositionalEmbedding):
 
 
 class SinusoidalAfterPrompt(AfterPrompt, SinusoidalPositionalEmbedding):
+    weights: Tensor
+
     def table(self, longest: int) -> Tensor:
         if self.padding_idx + longest >= self.weights.size(0):  # as its parent does when a text outgrows the table
             grown = self.get_embedding(self.padding_idx + 1 + longest, self.embedding_dim, self.padding_idx)

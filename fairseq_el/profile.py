@@ -6,17 +6,17 @@ from collections import Counter
 from contextlib import contextmanager
 
 import torch
+from fairseq.models import BaseFairseqModel
 from torch import nn
 
 from fairseq_el.attention import ELAttention, HistoryAttention
-
 
 
 class Profile:
     """Seconds and peak bytes of one generator. Coarse timing is always on; `watch` adds the decoder's parts."""
 
     def __init__(self) -> None:
-        self.seconds: Counter[str] = Counter()
+        self.seconds: dict[str, float] = Counter()  # type: ignore[assignment]  # whose type knows integers only
         self.sentences = 0
         self.tokens = 0
         self.peak_source_bytes = 0
@@ -24,7 +24,7 @@ class Profile:
         self.watching = False
         self.stages: list[str] = []
 
-    def watch(self, models: list[nn.Module]) -> None:
+    def watch(self, models: list[BaseFairseqModel]) -> None:
         """Times attention and the output projection of each model, by hooks on the modules."""
         self.watching = True
         for model in models:

@@ -16,9 +16,10 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
+from fairseq.models import BaseFairseqModel
 from fairseq.search import BeamSearch
 from fairseq.sequence_generator import SequenceGenerator
-from torch import Tensor, nn
+from torch import Tensor
 
 from fairseq_el import native
 from fairseq_el.encoder import groups
@@ -94,8 +95,8 @@ class Prompts:
         """[b], added up in the order and the precision in which a search adds."""
         if self.tokens.size(1) == 0:
             return torch.zeros(self.lengths.shape, device=self.tokens.device)
-        sums = np.add.accumulate(self.scores.cpu().numpy(), axis=1, dtype=np.float32)
-        sums = torch.from_numpy(sums).to(self.tokens.device)
+        added = np.add.accumulate(self.scores.cpu().numpy(), axis=1, dtype=np.float32)
+        sums = torch.from_numpy(added).to(self.tokens.device)
         sums = torch.cat([sums.new_zeros(sums.size(0), 1), sums], dim=1)
         return sums.gather(1, self.lengths.unsqueeze(1)).squeeze(1)
 
@@ -149,7 +150,7 @@ class PromptedEnsemble(ELEnsemble):
         self.profile.record_state(sum(memory.nbytes() for memory in self.memories), 0)
 
     def _read_with(
-        self, model: nn.Module, memory: PromptMemory, seen: Tensor, prompts: Prompts, temperature: float | None
+        self, model: BaseFairseqModel, memory: PromptMemory, seen: Tensor, prompts: Prompts, temperature: float | None
     ) -> Tensor:
         """seen: [b, n]; returns log-probabilities of the prompts' tokens, [b, n], zero behind them, and zero
         altogether without a temperature."""
@@ -169,7 +170,7 @@ class PromptedEnsemble(ELEnsemble):
             scores[rows, :longest][real] = self._score(model, features[real], targets, temperature)
         return scores
 
-    def _score(self, model: nn.Module, features: Tensor, targets: Tensor, temperature: float) -> Tensor:
+    def _score(self, model: BaseFairseqModel, features: Tensor, targets: Tensor, temperature: float) -> Tensor:
         """Log-probabilities of targets [tokens] after features [tokens, d]."""
         found = []
         for rows, wanted in zip(features.split(SCORED_TOKENS), targets.split(SCORED_TOKENS)):
@@ -416,7 +417,7 @@ class ELLanguageGenerator(ELSequenceGenerator):
     def _variant(self, **settings) -> "ELLanguageGenerator":
         """This generator with other settings, for one search."""
         variant = copy.copy(self)
-        vars(variant).update(settings)
+        variant.__dict__.update(settings)
         return variant
 
     def is_finished(self, step: int, unfin_idx: int, max_len: int, found: int, beam_size: int) -> bool:

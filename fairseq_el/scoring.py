@@ -192,6 +192,9 @@ class RougeValidation:
     """
 
     rouge_options: dict[str, Any] = {}
+    cfg: Any  # these three are the task's
+    target_dictionary: Any
+    tokenizer: Any
 
     def build_model(self, cfg, from_checkpoint=False):
         if self.cfg.eval_bleu:

@@ -1,6 +1,5 @@
 """Picking tokens from logits, without passes over the whole vocabulary that the choice doesn't need."""
 
-import torch
 from fairseq.search import BeamSearch
 from torch import Tensor, nn
 

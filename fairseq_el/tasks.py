@@ -5,7 +5,7 @@ import functools
 import logging
 import re
 from dataclasses import dataclass, field
-from typing import Optional
+from typing import Any, Optional
 
 from fairseq.dataclass import ChoiceEnum
 from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY, FairseqTask, register_task
@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 class ELGeneration:
     """What an EL task adds to a stock task: EL models in, our generator out."""
+
+    cfg: Any  # the task's
 
     def build_model(self, cfg, from_checkpoint=False):
         model = super().build_model(cfg, from_checkpoint)
@@ -87,7 +89,7 @@ def parse_bytes(text: str | None) -> int | None:
 
 @dataclass
 class ELOptions:
-    el_attention: ChoiceEnum(["auto", "always", "never"]) = field(
+    el_attention: ChoiceEnum(["auto", "always", "never"]) = field(  # type: ignore[valid-type]
         default="auto",
         metadata={
             "help": "form of encoder-decoder attention while generating: always = EL-attention, only the "
@@ -103,7 +105,7 @@ class ELOptions:
             "0 keeps the encoder output alone (default: no limit)"
         },
     )
-    el_packing: ChoiceEnum(["auto", "fp32", "none"]) = field(
+    el_packing: ChoiceEnum(["auto", "fp32", "none"]) = field(  # type: ignore[valid-type]
         default="auto",
         metadata={
             "help": "layout of linear layers on a CPU: auto = half precision where that is exact for the "

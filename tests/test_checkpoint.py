@@ -20,12 +20,12 @@ from fairseq.logging import meters, metrics
 from fairseq.models.bart import BARTModel
 from fairseq.sequence_generator import SequenceGenerator
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
-from make_checkpoint import main, make_checkpoint
 from omegaconf import OmegaConf
 
 from fairseq_el import checkpoint
 from fairseq_el.errors import UserError, explain
 from fairseq_el.tasks import ELTranslationTask
+from make_checkpoint import main, make_checkpoint
 
 TINY = {
     "encoder_layers": 2, "decoder_layers": 2, "encoder_embed_dim": 32, "encoder_ffn_embed_dim": 64,

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import ROOT, run_command
-from convert_hf import convert, convert_back, main
 from fairseq import checkpoint_utils
 from fairseq.data import Dictionary
 from fairseq.data.encoders.gpt2_bpe import GPT2BPE
@@ -24,6 +23,7 @@ from fairseq.tasks.translation import TranslationConfig, TranslationTask
 from omegaconf import OmegaConf
 from safetensors import safe_open
 
+from convert_hf import convert, convert_back, main
 from fairseq_el import checkpoint
 from fairseq_el.errors import UserError
 

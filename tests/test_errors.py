@@ -10,11 +10,11 @@ from conftest import run_command
 from fairseq import checkpoint_utils
 from fairseq.data import Dictionary, LanguagePairDataset, data_utils
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
-from make_checkpoint import make_checkpoint
 from omegaconf import OmegaConf
 
 from fairseq_el import errors
 from fairseq_el.errors import UserError, explain, install_hook
+from make_checkpoint import make_checkpoint
 
 TINY = {
     "encoder_layers": 1, "decoder_layers": 1, "encoder_embed_dim": 16, "encoder_ffn_embed_dim": 16,

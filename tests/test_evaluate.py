@@ -6,11 +6,11 @@ import sys
 
 import pytest
 from conftest import DEMO, LONGEST_SOURCE
-from demo import CommandFailed
 from fairseq.data import indexed_dataset
 from test_summarize import REFERENCES, TEXTS, make_language_model, write_lines
 
 import evaluate  # scripts/evaluate.py
+from demo import CommandFailed
 from fairseq_el import scoring
 from fairseq_el.summarizer import Summarizer
 

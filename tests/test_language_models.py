@@ -9,7 +9,6 @@ from conftest import ROOT, assert_same_hypotheses, run_command
 from fairseq import checkpoint_utils
 from fairseq.models.transformer_lm import TransformerLanguageModel
 from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
-from make_checkpoint import make_checkpoint
 
 import fairseq_el
 from fairseq_el import native
@@ -20,6 +19,7 @@ from fairseq_el.models import ELTransformerLanguageModel
 from fairseq_el.packed import pack
 from fairseq_el.prompted import ELLanguageGenerator
 from fairseq_el.tasks import ELLanguageModelingConfig, ELLanguageModelingTask
+from make_checkpoint import make_checkpoint
 
 VOCABULARY = 120
 SHAPE = {
@@ -282,7 +282,8 @@ def test_the_command_line_of_stock_fairseq_with_one_option_more(tmp_path):
     folder = tmp_path / "gpt2"
     shrink = [word for name, value in SHAPE.items() for word in ("--set", f"{name}={value}")]
     made = run_command(
-        sys.executable, ROOT / "scripts" / "make_checkpoint.py", "--arch", "transformer_lm_gpt2_small", "--output", folder,
+        sys.executable, ROOT / "scripts" / "make_checkpoint.py", "--output", folder,
+        "--arch", "transformer_lm_gpt2_small",
         "--vocab", VOCABULARY, "--sentences", 4, "--source-length", 12, *shrink,
     )  # fmt: skip
     assert made.returncode == 0, made.stderr

@@ -19,7 +19,6 @@ from conftest import DEMO, LONGEST_SOURCE, ROOT
 from fairseq import checkpoint_utils
 from fairseq.data.encoders.gpt2_bpe_utils import bytes_to_unicode
 from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
-from make_checkpoint import make_checkpoint
 
 import deferred  # scripts/deferred.py
 import summarize  # scripts/summarize.py
@@ -28,6 +27,7 @@ from fairseq_el import presets, scoring
 from fairseq_el.errors import UserError
 from fairseq_el.journal import Journal
 from fairseq_el.summarizer import Summarizer, as_summary
+from make_checkpoint import make_checkpoint
 
 TEXTS = (DEMO / "test.source").read_text(encoding="utf-8").splitlines()[:24]
 REFERENCES = (DEMO / "test.target").read_text(encoding="utf-8").splitlines()[:24]
