@@ -57,6 +57,8 @@ REQUIREMENTS = {
         "ruff==0.17.4",
         # what converted checkpoints are compared with
         *by_python("transformers==5.22.2", "transformers"),
+        # what draws the benchmarks' plots
+        *by_python("matplotlib==3.11.2", "matplotlib"),
     ],
     # Other systems, to compare speed with, and plots. Nothing but the benchmarks imports these.
     "benchmark": [

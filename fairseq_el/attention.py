@@ -44,6 +44,16 @@ def collapse_context(context: Tensor, value_weight: Tensor, num_heads: int) -> T
     return heads.view(h, b, r, -1).permute(1, 2, 0, 3).reshape(b, r, -1)
 
 
+def attend_with_expanded(queries: Tensor, states: Tensor, padding_mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The part of EL-attention that goes over the source: all rows of a sentence read its H together.
+
+    queries: [b, rows, d], expanded; states: [b, n, d]; returns [b, rows, d] and weights [b, rows, n].
+    """
+    scores = torch.bmm(queries, states.transpose(1, 2))
+    weights = softmax_over_source(scores, padding_mask)
+    return torch.bmm(weights.to(states.dtype), states), weights
+
+
 def softmax_over_source(scores: Tensor, padding_mask: Tensor | None) -> Tensor:
     """scores: [b, rows, n], padding_mask: [b, n] with True at padding. In float32 or better."""
     if padding_mask is not None:
@@ -118,9 +128,8 @@ class ELAttention(MultiheadAttention):
         """EL-attention. q: [b, r, d], states: [b, n, d_source]; returns [b, r, d] and weights [b, h, r, n]."""
         b, r, _ = q.shape
         q = (q * self.scaling).view(b, r, self.num_heads, self.head_dim)
-        scores = torch.bmm(expand_query(q, self.k_proj.weight), states.transpose(1, 2))
-        weights = softmax_over_source(scores, padding_mask)  # [b, h * r, n]
-        context = torch.bmm(weights.to(states.dtype), states)  # [b, h * r, d_source]
+        # [b, h * r, d_source] and [b, h * r, n]
+        context, weights = attend_with_expanded(expand_query(q, self.k_proj.weight), states, padding_mask)
         context = collapse_context(context, self.v_proj.weight, self.num_heads)
         if self.v_proj.bias is not None:
             context = context + self.v_proj.bias

@@ -3,16 +3,19 @@
 
 scripts/benchmark.py generator          the generator beside stock fairseq and other systems
 scripts/benchmark.py gpt2               language models with long prompts, beside the same
+scripts/benchmark.py table1             exhibits of the paper beside our own: table1, table4, figure3, figure4
 scripts/benchmark.py generator --quick  the same at toy size, in under a minute
 scripts/benchmark.py generator --figures auto    only that; the other figures stay as they were measured
 scripts/benchmark.py report             docs/benchmarks.md again from the JSON of earlier runs
 """
 
 import argparse
+import importlib
 import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from bench import driver, generator, generator_report, language
 from bench.checkpoints import Checkpoint
@@ -108,6 +111,28 @@ def prepare(checkpoint: Checkpoint, kinds: list[SystemKind]) -> None:
         checkpoint.ensure_converted()
 
 
+# Of the paper, each a module of its name.
+EXHIBITS = {
+    "table1": "FLOPs and bytes of attention's operations, by formula and counted",
+    "table4": "bytes of source state, by formula and measured",
+    "figure3": "FLOPs, bytes and time of attention's operations",
+    "figure4": "time of attention against the source length and the beam size",
+}
+
+
+def load_exhibit(name: str) -> Any:
+    """Imported when it is asked for: it needs torch, which the other exhibits leave to their workers."""
+    return importlib.import_module(f"bench.{name}").EXHIBIT
+
+
+def run_exhibit(args: argparse.Namespace) -> None:
+    exhibit = load_exhibit(args.exhibit)
+    settings = exhibit.quick if args.quick else exhibit.settings
+    loaded, records = exhibit.measure(settings, args.repeats, args.output / "logs")
+    results = {"figures": exhibit.figures(settings, records), "records": records}
+    write(args, exhibit.name, asdict(settings), describe(loaded), results)
+
+
 RENDER = {"generator": generator_report.render, "gpt2": language.render}
 
 
@@ -128,18 +153,30 @@ def write(
 
 def show(results_file: Path, page: Path) -> None:
     results = json.loads(results_file.read_text())
-    text = RENDER[results["exhibit"]](results)
-    replace_section(page, results["exhibit"], text)
-    print(f"{text}\n\nwritten: {results_file} and {page}")
+    name, plots = results["exhibit"], []
+    if name in RENDER:
+        text = RENDER[name](results)
+    else:
+        exhibit = load_exhibit(name)
+        text = exhibit.render(results)
+        plots = save_plot(exhibit.draw(results), page.parent, name) if exhibit.draw else []
+    replace_section(page, name, text)
+    print(f"{text}\n\nwritten: {', '.join(map(str, [results_file, *plots, page]))}")
+
+
+def save_plot(figure: Any, folder: Path, name: str) -> list[Path]:
+    from bench import plots  # where there is a figure, matplotlib is loaded
+
+    return plots.save_plot(figure, folder, name)
 
 
 def show_all(args: argparse.Namespace) -> None:
-    for exhibit in RENDER:
+    for exhibit in [*RENDER, *EXHIBITS]:
         if (args.output / f"{exhibit}.json").exists():
             show(args.output / f"{exhibit}.json", PAGE)
 
 
-def parse_arguments() -> argparse.Namespace:
+def parse_arguments(typed: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -168,14 +205,21 @@ def parse_arguments() -> argparse.Namespace:
                 default=generator.FIGURES,
                 help="measure only these",
             )
+    for exhibit, words in EXHIBITS.items():
+        command = commands.add_parser(exhibit, help=words)
+        command.add_argument("--quick", action="store_true", help="toy shapes, to see that it runs")
+        command.add_argument("--repeats", type=int, default=3, help="rounds, where times are measured")
+        command.add_argument("--output", type=Path, default=BUILD, help="folder for JSON and logs")
+        command.set_defaults(run=run_exhibit)
     command = commands.add_parser("report", help="the page again, from results at hand")
     command.add_argument("--output", type=Path, default=BUILD, help="folder with the JSON")
     command.set_defaults(run=show_all)
-    return parser.parse_args()
+    return parser.parse_args(typed)
 
 
-def main() -> None:
-    args = parse_arguments()
+def main(typed: list[str] | None = None) -> None:
+    """typed: the words of a command line; None for those of this process."""
+    args = parse_arguments(typed)
     try:
         args.run(args)
     except driver.WorkerFailed as error:

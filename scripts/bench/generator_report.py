@@ -7,7 +7,7 @@ from bench.report import (
     in_seconds,
     megabytes,
     milliseconds,
-    run_facts,
+    opening,
     table,
     times,
     title,
@@ -16,11 +16,7 @@ from bench.report import (
 
 def render(results: dict[str, Any]) -> str:
     made, settings = results["figures"], results["settings"]
-    parts = ["## The generator beside its peers", run_facts(results)]
-    if results["quick"]:
-        parts.append(
-            "**Toy shapes (`--quick`): this shows that the benchmark runs, and nothing else.**"
-        )
+    parts = opening("The generator beside its peers", results)
     parts += ["### Bars", bars_table(results["bars"])]
     sections = {
         "steps": (steps_text, steps_table),

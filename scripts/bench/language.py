@@ -12,7 +12,7 @@ from bench.driver import Cell
 from bench.generator import Record, bar, first, select, speedup, spread, unique
 from bench.generator_report import bars_table
 from bench.protocol import Request
-from bench.report import gigabytes, in_seconds, megabytes, run_facts, table, times
+from bench.report import gigabytes, in_seconds, megabytes, opening, table, times
 from bench.systems import LANGUAGE_SYSTEMS, SystemKind
 
 LIKE_GPT2 = {
@@ -152,8 +152,7 @@ def state_bar(name: str, cell: list[dict[str, Any]]) -> dict[str, Any]:
 def render(results: dict[str, Any]) -> str:
     settings, rows = results["settings"], results["figures"]
     texts = [
-        "## Language models",
-        run_facts(results),
+        *opening("Language models", results),
         "### Bars\n\n" + bars_table(results["bars"]),
         f"### Prompt and output\n\nPrompts of {settings['prompt_length']} tokens, {settings['length']} new "
         f"tokens, batch {settings['batch']}; everything is timed. Single-precision weights, as GPT-2's are, "

@@ -42,6 +42,10 @@ def times(value: float | None) -> str:
     return "not measured" if value is None else f"{value:.2f}x"
 
 
+def giga(value: float) -> str:
+    return f"{value / 1e9:.4g}"
+
+
 def gigabytes(value: int) -> str:
     return f"{value / 1e9:.2f} GB"
 
@@ -67,6 +71,16 @@ def replace_section(page: Path, exhibit: str, text: str) -> None:
         new = f"{old.rstrip()}\n\n{section}\n"
     page.parent.mkdir(parents=True, exist_ok=True)
     page.write_text(new)
+
+
+def opening(heading: str, results: dict[str, Any]) -> list[str]:
+    """What every exhibit begins with."""
+    parts = [f"## {heading}", run_facts(results)]
+    if results["quick"]:
+        parts.append(
+            "**Toy shapes (`--quick`): this shows that the benchmark runs, and nothing else.**"
+        )
+    return parts
 
 
 def run_facts(results: dict[str, Any]) -> str:
