@@ -265,12 +265,13 @@ def test_a_number_shown_is_the_number_in_the_json(tables, results):
     rows = {(row["length"], row["beam"]): row for row in results("figure4")["figures"]["rows"]}
     for shown in tables["Against the source length, beam 2"]:
         row = rows[int(shown["n"]), 2]
-        for form, title in forms.FORMS.items():
+        for form, title in figure4.COLUMNS.items():
             assert number(shown[title]) == pytest.approx(1000 * row["seconds"][form]["median"], abs=0.000501)
         assert number(shown["EL to copied"]) == pytest.approx(row["el_faster"]["copied"], abs=0.00501)
 
 
 def test_the_papers_numbers_stand_beside_ours():
+    assert list(figure4.COLUMNS) == list(forms.FORMS)
     text = figure4.half_table("n", "length", figure4_results(2.0, 1.0)["figures"]["rows"], figure4.PAPER_BY_LENGTH)
     assert "1.4x" in text.splitlines()[2] and "5x" in text
     made = table4.figures(table4.Settings(), [{"figure": "limit", "bytes": 0}])

@@ -48,6 +48,14 @@ QUICK = Settings(
     least_seconds=0.002,
 )
 
+COLUMNS = {
+    "no-cache": "no cache",
+    "copied": "copied per beam",
+    "shared": "shared by beams",
+    "shared-kernel": "shared, our kernel",
+    "el": "EL",
+}
+
 # What the paper's text gives of its figure: EL against multi-head attention with cache, at both ends.
 PAPER_BY_LENGTH = {64: 1.4, 1024: 5.0}
 PAPER_BY_BEAM = {1: 2.0, 8: 5.0}
@@ -128,8 +136,8 @@ def render(results: dict[str, Any]) -> str:
             "Milliseconds for one sample (a sentence with all its beams) of one layer's encoder-decoder attention in "
             f"one decoding step: {settings['heads']} heads, d = {settings['width']}, single precision; also as "
             "[SVG](figure4.svg). Multi-head attention is stock fairseq's own class, without cache, with a cache "
-            "for every beam (fairseq 0.9, the paper's baseline), and with one shared by the beams (fairseq 0.12); "
-            "fairseq_el's kernel is what `--el-attention never` runs, EL-attention what `always` runs. "
+            "copied per beam (fairseq 0.9, the paper's baseline), and with one shared by the beams (fairseq 0.12); "
+            "our kernel for shared ones is what `--el-attention never` runs, EL what `always` runs. "
             "Following the beams, which copied K and V in fairseq 0.9 at every step, is not in these times.",
             f"### Against the source length, beam {settings['beam_of_lengths']}",
             half_table("n", "length", by_length, paper_by_length),
@@ -143,13 +151,13 @@ def render(results: dict[str, Any]) -> str:
 
 
 def half_table(title: str, name: str, rows: list[dict], paper: dict[int, float]) -> str:
-    header = [title, "batch", *(FORMS[form] for form in FORMS), "EL to no cache", "EL to copied", "the paper's",
+    header = [title, "batch", *COLUMNS.values(), "EL to no cache", "EL to copied", "paper: EL to copied",
               "building K and V once", "which pays after"]  # fmt: skip
     cells = [
         [
             str(row[name]),
             str(row["batch"]),
-            *(milliseconds_finely(row["seconds"][form]) for form in FORMS),
+            *(milliseconds_finely(row["seconds"][form]) for form in COLUMNS),
             times(row["el_faster"]["no-cache"]),
             times(row["el_faster"]["copied"]),
             f"{paper[row[name]]:g}x" if row[name] in paper else "",
