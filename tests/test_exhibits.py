@@ -293,7 +293,7 @@ def test_a_plot_is_a_picture_in_which_every_form_can_be_seen(page, name):
     ink = (picture.min(axis=2) < 0.9).mean()
     assert 0.01 < ink < 0.5
     texts = [node.text for node in ElementTree.parse(page.with_name(f"{name}.svg")).iter() if node.tag.endswith("}text")]
-    labels = forms.FORMS.values() if name == "figure4" else ["attention, EL", "K and V, per beam", "GFLOP"]
+    labels = forms.FORMS.values() if name == "figure4" else ["attention,", "K and V,", "per beam", "GFLOP"]
     assert all(any(label in (text or "") for text in texts) for label in labels)
 
 

@@ -184,7 +184,7 @@ def draw_bubble(axes, row: dict[str, Any], area: float) -> None:
     axes.scatter(*place, s=area, color=COLOURS.get(owner, COLOURS["no-cache"]), alpha=0.75, linewidths=0, zorder=3)
     axes.plot(*place, marker=".", color="black", markersize=2, zorder=4)
     axes.annotate(
-        f"{SHORT_GROUPS[group]}, {SHORT_OWNERS[owner]}\n{duration(row['seconds']['median'])}",
+        f"{SHORT_GROUPS[group]},\n{SHORT_OWNERS[owner]}\n{duration(row['seconds']['median'])}",
         place,
         xytext=(0, -(area**0.5) / 2 - 4),
         textcoords="offset points",
