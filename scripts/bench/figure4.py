@@ -201,9 +201,9 @@ def copied_sentence(results: dict[str, Any]) -> str:
     balance = results["figures"]["balance"]
     return found + (
         "The paper finds it faster everywhere, and ever more so; here it is not, because EL spends h times the "
-        f"arithmetic of attention to read less: this machine does {balance:.1f} FLOPs in the time it reads a byte, a V100 "
-        f"{low} to {high}, so that EL is bound by arithmetic from the start and its time grows with n and with the beam "
-        "like that of the other forms."
+        f"arithmetic of attention to read less: this machine does {balance:.1f} FLOPs in the time it reads a byte, "
+        f"a V100 {low} to {high}, so that EL is bound by arithmetic from the start and its time grows with n and with "
+        "the beam like that of the other forms."
     )
 
 

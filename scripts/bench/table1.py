@@ -193,8 +193,8 @@ def paper_sentence(settings: dict, rows: list[dict]) -> str:
         f"0.9) builds K and V for every beam, {per_beam / once:.0f} times the work, and the paper's text (more than "
         "500 GFLOPs) counts that. With beams that share K and V, as in fairseq 0.12, group 3 of multi-head attention "
         "reads O(n d), not O(x n d). Group 2 reads weights, which the paper's O(d) leaves out: "
-        f"{weights / project:.0%} of what is counted for multi-head. Reading a cache, which the paper books under group "
-        "1, is counted under group 3 here."
+        f"{weights / project:.0%} of what is counted for multi-head. Reading a cache, which the paper books under "
+        "group 1, is counted under group 3 here."
     )
 
 

@@ -71,11 +71,11 @@ PAPER = {
 
 
 def plan(settings: Settings, limit: int) -> list[Cell]:
-    """All that fits: a request for two tokens, whose first step builds what is kept."""
+    """All that fits: a request for one token, whose step builds what is kept."""
     cells = []
     for batch, length in product(settings.batches, settings.lengths):
         requests = [
-            (system, Request("source_state", batch, length, settings.beam, 2, form))
+            (system, Request("source_state", batch, length, settings.beam, 1, form))
             for system, form in MEASURED.items()
             if settings.formula(system, batch, length, element_size=4) <= limit
         ]
