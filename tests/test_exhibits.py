@@ -6,13 +6,13 @@ from dataclasses import asdict
 from pathlib import Path
 from xml.etree import ElementTree
 
-import benchmark
 import matplotlib.image
 import pytest
 import torch
 from matplotlib.colors import to_rgb
 from test_benchmark import number, parse_tables
 
+import benchmark
 from bench import exhibit, figure3, figure4, forms, plots, table1, table4
 from bench.counting import count
 from fairseq_el.roofline import Cost, Shape

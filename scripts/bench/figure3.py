@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from bench import table1
-
 from bench.exhibit import Comparison, Exhibit, Loaded, loaded_here, time_interleaved
 from bench.forms import GROUPS, GROUPS_OF, operation_costs, operations
 from bench.generator import Record, select, spread
