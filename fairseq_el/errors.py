@@ -351,9 +351,10 @@ def is_out_of_memory(exc: BaseException) -> bool:
     return isinstance(exc, RuntimeError) and re.search(_FAILED_ALLOCATION, str(exc)) is not None
 
 
-# torch on a CPU under Linux and Windows, C++, a GPU, and its libraries cuBLAS, cuDNN ...
+# torch on a CPU under Linux and Windows, C++, oneDNN where a process may have no more, a GPU, cuBLAS, cuDNN ...
 _FAILED_ALLOCATION = (
-    r"can't allocate memory|not enough memory|std::bad_alloc|CUDA out of memory|STATUS_ALLOC_FAILED"
+    r"can't allocate memory|not enough memory|std::bad_alloc|could not create a primitive|CUDA out of memory|"
+    r"STATUS_ALLOC_FAILED"
 )
 
 

@@ -2,13 +2,10 @@
 
 import json
 import re
-import subprocess
-import sys
 import weakref
 
 import pytest
 import torch
-from conftest import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 from test_summarize import GREEDY, exit_of, job, make_language_model, read_lines, write_lines
@@ -31,6 +28,7 @@ OUT_OF_MEMORY = [
         "allocate 4000000000 bytes. Error code 12 (Cannot allocate memory)"
     ),
     RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    RuntimeError("could not create a primitive"),
 ]
 
 
@@ -156,34 +154,6 @@ def test_in_python_a_failing_text_is_an_error_or_an_empty_summary(greedy, summar
     assert found == [summary if place != BAD else "" for place, summary in enumerate(summaries)]
     with pytest.raises(ValueError, match="abort, skip"):
         greedy(TEXTS, on_error="ignore")
-
-
-LIMITED = """
-import resource, sys
-from pathlib import Path
-import torch
-from fairseq_el import Summarizer
-
-torch.set_num_threads(1)
-summarizer = Summarizer.load("demo", "demo", max_len_b=6)
-lines = Path("demo/test.source").read_text(encoding="utf-8").splitlines()
-texts = [" ".join(lines[n : n + 8]) for n in range(16)]
-free = [summarizer([text])[0] for text in texts]
-tried = []
-summarize = summarizer.summarize
-summarizer.summarize = lambda sources: tried.append(len(sources)) or summarize(sources)
-size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-resource.setrlimit(resource.RLIMIT_AS, (size + int(sys.argv[1]) * 2**20, -1))
-print(summarizer(texts) == free, tried)
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads the size of a process where Linux writes it")
-def test_under_a_hard_limit_on_the_process_all_is_summarised_in_parts():
-    done = subprocess.run(
-        [sys.executable, "-c", LIMITED, "4"], cwd=ROOT, capture_output=True, text=True, timeout=300
-    )
-    assert done.stdout.startswith("True [16, 8"), done.stdout + done.stderr
 
 
 # ---- NaN
