@@ -233,7 +233,7 @@ def test_recipe_exports_half_precision_with_tied_weights_stored_once(fresh_model
     }
     torch.save(state, tmp_path / "training.pt")
     exported = tmp_path / "model.pt"
-    importlib.import_module("export").main(str(tmp_path / "training.pt"), str(exported))
+    importlib.import_module("export").main(str(exported), str(tmp_path / "training.pt"))
 
     assert exported.stat().st_size < 8_000_000
     loaded = torch.load(exported, weights_only=True)

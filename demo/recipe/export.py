@@ -1,6 +1,6 @@
-"""Stage 6: from a training checkpoint to a small one that stock fairseq loads.
+"""Stage 6: from the last checkpoints of training to a small one that stock fairseq loads.
 
-Usage: export.py CHECKPOINT OUT. Keeps the weights, in half precision, and the options; drops the
+Usage: export.py OUT CHECKPOINT... Averages the weights, in half precision, and keeps the options; drops the
 optimiser's state and names the architecture bart_base, which it is once it is trained.
 """
 
@@ -23,24 +23,30 @@ def neutralise(options: dict) -> None:
     options.update({name: value for name, value in NEUTRAL.items() if name in options})
 
 
-def halve(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Half-precision weights, tied ones still one tensor, so that they are saved once."""
-    halves: dict[int, torch.Tensor] = {}
-    return {
-        name: halves.setdefault(tensor.data_ptr(), tensor.half())
-        for name, tensor in weights.items()
-    }
+def average(models: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """Half-precision means, tied weights still one tensor, so that they are saved once."""
+    means: dict[int, torch.Tensor] = {}
+    for name, tensor in models[0].items():
+        if tensor.data_ptr() not in means:
+            mean = torch.stack([model[name].double() for model in models]).mean(dim=0)
+            means[tensor.data_ptr()] = mean.half()
+    return {name: means[tensor.data_ptr()] for name, tensor in models[0].items()}
 
 
-def main(checkpoint: str, out: str) -> None:
+def load(checkpoint: str) -> dict:
     with torch.serialization.safe_globals([argparse.Namespace]):
-        state = torch.load(checkpoint, map_location="cpu", weights_only=True)
+        return torch.load(checkpoint, map_location="cpu", weights_only=True)
+
+
+def main(out: str, *checkpoints: str) -> None:
+    states = [load(checkpoint) for checkpoint in checkpoints]
+    state = states[-1]
     model_options = vars(state["cfg"]["model"])
     neutralise(model_options)
     model_options["_name"] = NEUTRAL["arch"]
     for section in ("common", "checkpoint", "task"):
         neutralise(state["cfg"][section])
-    state["model"] = halve(state["model"])
+    state["model"] = average([saved["model"] for saved in states])
     state["last_optimizer_state"] = None
     state["criterion"] = None
     epoch = state["extra_state"]["train_iterator"]["epoch"]

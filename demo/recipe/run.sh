@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# From Debian's package index to the demo's model; training takes about 25 minutes on 2 cores:
+# From Debian's package index to the demo's model; training takes about an hour and a quarter on 2 cores:
 #
 #     make install && demo/recipe/run.sh [INDEX]
 #
@@ -11,6 +11,7 @@
 #
 #     STAGE4_UPDATES=20 STAGE5_UPDATES=20 demo/recipe/run.sh
 set -euo pipefail
+shopt -s nullglob
 cd "$(dirname "$0")/../.."
 
 recipe=demo/recipe
@@ -41,14 +42,18 @@ fetch_index() {
   mv "$index.part" "$index"
 }
 
-# binarise TEXTS OUT: pieces to fairseq's binary format, one dictionary for both sides.
-binarise() {
-  rm -rf "$2" # of an interrupted run: fairseq-preprocess overwrites nothing
+# prepare NAME: the texts of that name in fairseq's binary format, one dictionary for both sides.
+prepare() {
+  local texts=$work/$1 out=$work/$1-bin
+  finished "$out" && return
+  rm -rf "$out" # of an interrupted run: fairseq-preprocess overwrites nothing
   fairseq-preprocess --source-lang source --target-lang target --joined-dictionary \
-    --srcdict "$work/pieces/dict.txt" --trainpref "$1/train" --validpref "$1/valid" --destdir "$2"
+    --srcdict "$work/pieces/dict.txt" --trainpref "$texts/train" --validpref "$texts/valid" --destdir "$out"
+  finish "$out"
 }
 
-# train DATA SAVE UPDATES MAX_TOKENS WARMUP [OPTIONS]: what both training stages have in common.
+# train DATA SAVE UPDATES MAX_TOKENS WARMUP [OPTIONS]: what the training stages have in common. Of an
+# option that is given twice, the later one counts.
 train() {
   local data=$1 save=$2 updates=$3 max_tokens=$4 warmup=$5
   shift 5
@@ -60,7 +65,7 @@ train() {
     --lr 1.2e-3 --lr-scheduler polynomial_decay --warmup-updates "$warmup" \
     --total-num-update "$updates" --max-update "$updates" --max-tokens "$max_tokens" \
     --required-batch-size-multiple 1 --num-workers 0 --seed 1 --cpu \
-    --save-dir "$save" --save-interval-updates 200 --keep-interval-updates 1 \
+    --save-dir "$save" --save-interval-updates 500 --keep-interval-updates 3 \
     --no-epoch-checkpoints --log-format simple --log-interval 50 "$@"
 }
 
@@ -73,26 +78,28 @@ finished $work/pieces || { python $recipe/pieces.py $work/pairs $work/pieces; fi
 
 stage 'Stage 3: infilling'
 finished $work/mixed || { python $recipe/infill.py $work/pieces $work/mixed; finish $work/mixed; }
-for texts in mixed pieces; do
-  finished $work/$texts-bin || { binarise $work/$texts $work/$texts-bin; finish $work/$texts-bin; }
-done
+prepare mixed
 
 stage 'Stage 4: training on infilling and short sources'
 finished $work/stage4 || {
-  train $work/mixed-bin $work/stage4 "${STAGE4_UPDATES:-1250}" 3000 200
+  train $work/mixed-bin $work/stage4 "${STAGE4_UPDATES:-2200}" 3000 200
   finish $work/stage4
 }
 
 stage 'Stage 5: training on whole pairs'
+prepare pieces
 finished $work/stage5 || {
-  train $work/pieces-bin $work/stage5 "${STAGE5_UPDATES:-1750}" 4000 40 \
+  updates=${STAGE5_UPDATES:-4000}
+  train $work/pieces-bin $work/stage5 "$updates" 4000 40 --max-update $((updates / 2)) \
     --finetune-from-model $work/stage4/checkpoint_last.pt
+  train $work/pieces-bin $work/stage5 "$updates" 4000 40 --dropout 0.2
   finish $work/stage5
 }
 
 stage 'Stage 6: export'
 mkdir -p $work/demo
-python $recipe/export.py $work/stage5/checkpoint_last.pt $work/demo/model.pt
+checkpoints=($work/stage5/checkpoint_[0-9]*.pt) # of the last 1,000 updates; a trial saves none
+python $recipe/export.py $work/demo/model.pt "${checkpoints[@]:-$work/stage5/checkpoint_last.pt}"
 cp $work/pieces/{dict.txt,sentencepiece.model} $work/pairs/test.{source,target} $work/demo
 
 stage 'Stage 7: scores on the test set'
