@@ -214,10 +214,9 @@ def pack(model: BaseFairseqModel, choice: str = "auto") -> None:
     if any(isinstance(module, PackedLinear) for module in model.modules()):
         return  # it is packed; its embedding may be in half precision for that reason alone
     asked_for_half = first.dtype == torch.float16
-    model.float()
     counts = {FP16: 0, FP32: 0}
     for parent, names in packable_layers(model):
-        weights = [getattr(parent, name).weight for name in names]
+        weights = [getattr(parent, name).float().weight for name in names]  # one by one: all at once take more room
         if set(names) <= set(getattr(parent, "applies_weights", ())):  # also as they are: no unpacking at each step
             kind = FP32 if native.serves(weights[0], weights[0].size(1)) else None
         else:
@@ -225,6 +224,8 @@ def pack(model: BaseFairseqModel, choice: str = "auto") -> None:
         if kind is not None:
             replace_layers(parent, names, kind)
             counts[kind] += len(names)
+    for tensor in [*model.parameters(), *model.buffers()]:
+        tensor.data = tensor.data.float() if tensor.is_floating_point() else tensor.data
     if counts[FP16]:
         halve_embeddings(model)
     if any(counts.values()):

@@ -38,6 +38,7 @@ from fairseq_el.tasks import (
     ELTranslationTask,
 )
 from fairseq_el.text import one_line, split_sentences
+from fairseq_el.vacant import precision_of
 
 logger = logging.getLogger(__name__)
 
@@ -189,12 +190,17 @@ def load_model(
 ) -> tuple[FairseqTask, BaseFairseqModel]:
     state = checkpoint_utils.load_checkpoint_to_cpu(str(files.checkpoint))
     task, config = load_task(preset, files, state["cfg"], stock)
+    on_gpu = torch.cuda.is_available() and not cpu
+    if not on_gpu and getattr(config, "el_packing", None) == "auto":  # packing takes either precision
+        task.vacant_dtype = precision_of(state["model"])
     (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task(
         [str(files.checkpoint)], task=task, state=state
     )
+    del state
+    gc.collect()  # fairseq leaves it in a cycle of references, and packing takes as much again
     if fp16:
         model.half()
-    if torch.cuda.is_available() and not cpu:
+    if on_gpu:
         model.cuda()
     model.prepare_for_inference_(Namespace(generation=preset.generation(), task=config))
     return task, model

@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
+import torch
 from fairseq.dataclass import ChoiceEnum
 from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY, FairseqTask, register_task
 from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
@@ -19,6 +20,7 @@ from fairseq_el.generator import ELSequenceGenerator, ELSequenceGeneratorWithAli
 from fairseq_el.models import FAMILIES, has_el_form, to_el_form
 from fairseq_el.prompted import ELLanguageGenerator
 from fairseq_el.scoring import RougeValidation
+from fairseq_el.vacant import build_vacant
 
 logger = logging.getLogger(__name__)
 
@@ -27,9 +29,16 @@ class ELGeneration:
     """What an EL task adds to a stock task: EL models in, our generator out."""
 
     cfg: Any  # the task's
+    vacant_dtype: torch.dtype | None = None
+    """Set for models that will be packed as soon as they are loaded: the precision of the checkpoint."""
 
     def build_model(self, cfg, from_checkpoint=False):
-        model = super().build_model(cfg, from_checkpoint)
+        build = functools.partial(super().build_model, cfg, from_checkpoint)
+        if from_checkpoint and self.vacant_dtype is not None:
+            model = build_vacant(build, self.vacant_dtype)
+            model = model if has_el_form(model) else build()  # others are not packed
+        else:
+            model = build()
         if has_el_form(model):
             return to_el_form(model)
         logger.warning(
