@@ -29,7 +29,7 @@ from fairseq_el.inputs import Item, Texts
 from fairseq_el.jobs import Done, Finished, Work, carry_out, work_in
 from fairseq_el.quiet import stderr_in_file
 from fairseq_el.shards import Shard
-from fairseq_el.summarizer import ModelFiles, Source, SourceReader, Summarizer
+from fairseq_el.summarizer import TREE, ModelFiles, Source, SourceReader, Summarizer
 
 RELEASE = "2.60.0"
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent anywhere
@@ -211,6 +211,8 @@ def connected(address: str | None, cores: int) -> Iterator[None]:
             else:
                 # For this run alone. Left to itself, Ray writes one to the user's home.
                 os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+                # Workers are to run this copy of the code, wherever it was found.
+                os.environ["PYTHONPATH"] = os.pathsep.join([str(TREE), os.environ.get("PYTHONPATH", "")])
                 ray.init(
                     "local", num_cpus=cores, include_dashboard=False, _temp_dir=str(folder),
                     object_store_memory=OBJECT_STORE, **quiet,
@@ -335,6 +337,7 @@ class Job:
     finished: Finished
     files: ModelFiles
     options: dict[str, Any]  # of Summarizer.load
+    worker: type = Worker
 
     def loading(self) -> dict[str, Any]:
         """Its arguments, whatever folder a process is in."""
@@ -355,7 +358,7 @@ class Job:
             compute=ray.data.ActorPoolStrategy(size=1),
         )  # fmt: skip
         summaries = batches.map_batches(
-            Worker,
+            self.worker,
             fn_constructor_args=(self.loading(), self.files.digest(), pool.cores, attempts),
             batch_size=1, batch_format="pyarrow", num_cpus=pool.cores, num_gpus=pool.gpus,
             # one waits while one is done; more would only wait behind a slow one
@@ -365,14 +368,18 @@ class Job:
             yield from rows_of(table)
 
 
+def configure() -> None:
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    context.target_max_block_size = 1  # byte: no two batches in one task
+
+
 @contextmanager
 def open_engine(job: Job, address: str | None, workers: int | None) -> Iterator[RayEngine]:
     """Workers load the model when they get to work; here it is loaded to see that it can be, and let go."""
     reader = Summarizer.load(**job.loading() | {"cpu": True}).reader()
     with connected(address, max(workers or 1, torch.get_num_threads())):
-        context = ray.data.DataContext.get_current()
-        context.enable_progress_bars = False
-        context.target_max_block_size = 1  # byte: no two batches in one task
+        configure()
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         pool = pool_for(nodes, workers, job.files.checkpoint.stat().st_size, job.options["cpu"])
         try:
