@@ -82,7 +82,7 @@ def start():
     started = []
 
     def run(folder: Path, output: str, *options) -> subprocess.Popen:
-        words = words_of(folder, output, "--engine", "ray", "--workers", 2, *options)
+        words = words_of(folder, output, "--engine", "ray", *options)
         command = [sys.executable, ROOT / "scripts" / "summarize.py", *words]
         environment = os.environ | {"PYTHONPATH": str(ROOT), "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
@@ -124,7 +124,7 @@ def workers_of(ancestor: int) -> list[int]:
 def test_a_worker_that_is_killed_changes_nothing(folder, start):
     """On a cluster of this machine's, which leaves nothing behind. The worker is stopped before it is killed:
     the run then can't end without what it was about to do."""
-    driver = start(folder, "killed.jsonl")
+    driver = start(folder, "killed.jsonl", "--workers", 2)
     journal = folder / "killed.jsonl.journal"
     wait_for_records(journal, 3, driver)
     victim = workers_of(driver.pid)[0]
@@ -152,7 +152,7 @@ def address():
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--port", port]
-    command += ["--node-ip-address", "127.0.0.1", "--num-cpus", 2, "--include-dashboard", "false"]
+    command += ["--node-ip-address", "127.0.0.1", "--num-cpus", 1, "--include-dashboard", "false"]
     command += ["--object-store-memory", 10**8, "--temp-dir", place, "--disable-usage-stats"]
     environment = os.environ | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
     log = place / "head.log"
@@ -172,13 +172,14 @@ def address():
 def test_a_driver_that_is_killed_goes_on(folder, start, address, monkeypatch, tmp_path):
     """With Ray, or without it: the journal is the same."""
     journal = folder / "resumed.jsonl.journal"
-    driver = start(folder, "resumed.jsonl", "--ray-address", address)
+    options = ["--ray-address", address, "--workers", 1]
+    driver = start(folder, "resumed.jsonl", *options)
     wait_for_records(journal, 4, driver)
     driver.send_signal(signal.SIGKILL)
     driver.communicate()
     finished = records_in(journal)
     assert 4 <= finished < 24 and not (folder / "resumed.jsonl").exists()
-    resumed = start(folder, "resumed.jsonl", "--ray-address", address, "--resume")
+    resumed = start(folder, "resumed.jsonl", *options, "--resume")
 
     shutil.copy(journal, tmp_path / "out.jsonl.journal")
     lines_done = sum(len(record["lines"]) for record in records_of(tmp_path / "out.jsonl.journal"))
