@@ -202,21 +202,10 @@ def connected(address: str | None, cores: int) -> Iterator[None]:
     """To a cluster, or to one on this machine that ends with this process. cores: of the latter."""
     for name in ("ray", "ray.data"):  # which each have a level of their own
         logging.getLogger(name).setLevel(logging.ERROR)
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     folder = new_folder()
     try:
         with stderr_in_file(folder / "start.log"):  # of which some can't be switched off
-            if address:
-                ray.init(address, **quiet)
-            else:
-                # For this run alone. Left to itself, Ray writes one to the user's home.
-                os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-                # Workers are to run this copy of the code, wherever it was found.
-                os.environ["PYTHONPATH"] = os.pathsep.join([str(TREE), os.environ.get("PYTHONPATH", "")])
-                ray.init(
-                    "local", num_cpus=cores, include_dashboard=False, _temp_dir=str(folder),
-                    object_store_memory=OBJECT_STORE, **quiet,
-                )  # fmt: skip
+            start_or_join(address, cores, folder)
         # There Ray tells of workers that died. We do that ourselves.
         with (folder / "notices.log").open("w") as notices, redirect_stdout(notices):
             try:
@@ -225,6 +214,27 @@ def connected(address: str | None, cores: int) -> Iterator[None]:
                 ray.shutdown()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def start_or_join(address: str | None, cores: int, folder: Path) -> None:
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    try:
+        if address:
+            ray.init(address, **quiet)
+            return
+        # For this run alone. Left to itself, Ray writes one to the user's home.
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+        # Workers are to run this copy of the code, wherever it was found.
+        paths = [str(TREE), os.environ.get("PYTHONPATH")]
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+        ray.init(
+            "local", num_cpus=cores, include_dashboard=False, _temp_dir=str(folder), object_store_memory=OBJECT_STORE,
+            **quiet,
+        )  # fmt: skip
+    except Exception as error:  # of many kinds
+        reason = " ".join(str(error).split())[:300]
+        what = f"the Ray cluster at {address} could not be joined" if address else "Ray could not be started here"
+        raise UserError(f"{what}: put that right, or leave out --engine ray ({reason})") from error
 
 
 def new_folder() -> Path:
@@ -270,6 +280,7 @@ class Pool:
     workers: int
     cores: int  # of each
     gpus: int  # of each
+    memory: int = 0  # bytes that a machine must have free for each; 0 if that was not asked
 
 
 def pool_for(nodes: list[dict[str, float]], workers: int | None, model_bytes: int, cpu: bool) -> Pool:
@@ -280,13 +291,14 @@ def pool_for(nodes: list[dict[str, float]], workers: int | None, model_bytes: in
         return Pool(workers or gpus, 1, 1)
     cores = [int(node.get("CPU", 0)) for node in nodes]
     check_room(workers, sum(cores), "cores")
+    need = 0
     if workers is None:
         need = 2 * model_bytes + (1 << 30)  # weights twice while they are loaded, and a batch
-        fitting = (min(count, int(node.get("memory", 0) // need)) for count, node in zip(cores, nodes))
-        workers = max(1, sum(fitting))
+        workers = sum(min(count, int(node.get("memory", 0) // need)) for count, node in zip(cores, nodes))
+        workers, need = (workers, need) if workers else (1, 0)
     # as many cores as let all of them find a place
     share = max(c for c in range(1, max(cores) + 1) if sum(count // c for count in cores) >= workers)
-    return Pool(workers, share, 0)
+    return Pool(workers, share, 0, need)
 
 
 def check_room(workers: int | None, most: int, what: str) -> None:
@@ -360,7 +372,7 @@ class Job:
         summaries = batches.map_batches(
             self.worker,
             fn_constructor_args=(self.loading(), self.files.digest(), pool.cores, attempts),
-            batch_size=1, batch_format="pyarrow", num_cpus=pool.cores, num_gpus=pool.gpus,
+            batch_size=1, batch_format="pyarrow", num_cpus=pool.cores, num_gpus=pool.gpus, memory=pool.memory or None,
             # one waits while one is done; more would only wait behind a slow one
             compute=ray.data.ActorPoolStrategy(size=pool.workers, max_tasks_in_flight_per_actor=2),
         )  # fmt: skip

@@ -412,12 +412,13 @@ def test_workers_share_the_cores_of_the_machines_that_have_room(cores, gibibytes
     pool = cluster.pool_for(nodes, workers, model_bytes=0, cpu=False)
     assert (pool.workers, pool.cores) == expected and pool.gpus == 0
     assert sum(count // pool.cores for count in cores) >= pool.workers
+    assert pool.memory * pool.workers <= sum(gibibytes) * GIB
 
 
 def test_workers_take_gpus_where_there_are_any():
     nodes = [{"CPU": 8.0, "GPU": 2.0, "memory": 9 * GIB}, {"CPU": 8.0, "memory": 9 * GIB}]
     assert cluster.pool_for(nodes, None, 0, cpu=False) == cluster.Pool(2, 1, 1)
-    assert cluster.pool_for(nodes, None, 0, cpu=True) == cluster.Pool(16, 1, 0)
+    assert cluster.pool_for(nodes, None, 0, cpu=True) == cluster.Pool(16, 1, 0, GIB)
     for workers, cpu, what in ((3, False, "2 GPUs"), (17, True, "16 cores")):
         with pytest.raises(UserError, match=f"the cluster has {what}: ask for at most"):
             cluster.pool_for(nodes, workers, 0, cpu)
