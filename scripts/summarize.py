@@ -15,12 +15,15 @@ where it was when it is started again with --resume, and ends with the file that
 Where memory runs short, a batch is done in parts, down to one text. One that fails even alone, or for which the
 model computes NaN, ends the run, or is skipped with --on-error skip.
 
-On many machines, each does a part of the work, and scripts/merge_shards.py puts the parts together:
+With --engine ray many processes share the work, those of this machine or of a Ray cluster, with a model each; what one
+was doing when it died is done again by another. Journal and --resume are the same.
+
+Without Ray, each of many machines does a part of the work, and scripts/merge_shards.py puts the parts together:
 
     python scripts/summarize.py --shard 3/16 --model ... --input news.jsonl --output part.03.jsonl
 
-Shards share out the input by windows of --window texts, within which texts are batched by length. A shard forms
-the batches of a single run, so the merged file is the one that a single run writes. To the last bit its sums are
+Shards share out the input by windows of --window texts, within which texts are batched by length. Shards, and workers
+of Ray, get the batches of a single run, so the file is the one that a single run writes. To the last bit its sums are
 that run's with --attention always, never or stock, on the same kind of machine with as many threads. With auto they
 also depend on how fast the machine is found to be and how long its summaries have been so far, as in any two runs:
 scores may then differ by rounding (about 1e-6), and a summary where two candidates are as close as that.
