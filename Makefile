@@ -71,7 +71,7 @@ $(STAMPS)/torch: setup.py | $(STAMPS)/venv
 	@touch $@
 
 $(STAMPS)/requirements: $(STAMPS)/torch
-	$(call pip,'[2/4] other requirements',$(call group,run demo data test))
+	$(call pip,'[2/4] other requirements',$(call group,run demo data ray test))
 	@touch $@
 
 $(STAMPS)/fairseq: $(STAMPS)/requirements

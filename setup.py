@@ -49,6 +49,8 @@ REQUIREMENTS = {
     ],
     # Data sets as Hugging Face keeps them.
     "data": by_python("pyarrow==26.0.1", "pyarrow"),
+    # Many processes, on one machine or many: scripts/summarize.py --engine ray.
+    "ray": by_python("ray[data]==2.60.0", "ray[data]"),
     "test": [
         *by_python("hypothesis==6.170.15", "hypothesis==6.131.0"),
         "mypy==2.4.1",
@@ -87,7 +89,8 @@ if __name__ == "__main__":
         extras_require={
             "demo": REQUIREMENTS["demo"],
             "data": REQUIREMENTS["data"],
-            "test": REQUIREMENTS["demo"] + REQUIREMENTS["data"] + REQUIREMENTS["test"],
+            "ray": REQUIREMENTS["ray"],
+            "test": [line for group in ("demo", "data", "ray", "test") for line in REQUIREMENTS[group]],
             "benchmark": REQUIREMENTS["benchmark"],
         },
     )

@@ -111,10 +111,15 @@ class Journal:
 
     def records(self) -> Iterator[Any]:
         """Those that were there when the journal was opened."""
+        return (record for _, record in self.places())
+
+    def places(self) -> Iterator[tuple[int, Any]]:
+        """The same, each with its place in the file."""
         with self.path.open("rb") as file:
             next(file)
             for _ in range(self.finished):
-                yield from_line(next(file))
+                place = file.tell()
+                yield place, from_line(file.readline())
 
     def close(self) -> None:
         if not self.file.closed:

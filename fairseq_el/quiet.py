@@ -1,7 +1,12 @@
 """Silences what fairseq's commands print about their own libraries and no user can act on."""
 
 import logging
+import os
+import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 
 def silence_library_notices() -> None:
@@ -18,3 +23,18 @@ def silence_library_notices() -> None:
     ):
         warnings.filterwarnings("ignore", message=begins)
     logging.getLogger("hydra").setLevel(logging.WARNING)
+
+
+@contextmanager
+def stderr_in_file(path: Path) -> Iterator[None]:
+    """Also of what is not written by Python."""
+    sys.stderr.flush()
+    before = os.dup(2)
+    try:
+        with path.open("wb") as file:
+            os.dup2(file.fileno(), 2)
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(before, 2)
+        os.close(before)

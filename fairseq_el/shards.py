@@ -36,6 +36,10 @@ class Shard:
         """window: counted from 0."""
         return window % self.total == self.number - 1
 
+    def windows(self, texts: int, window_size: int) -> range:
+        """The numbers of those that it takes, where there are so many texts."""
+        return range(self.number - 1, -(-texts // window_size), self.total)
+
     def share(self, texts: int, window_size: int) -> int:
         """How many of so many texts it takes."""
         whole_windows, rest = divmod(texts, window_size)

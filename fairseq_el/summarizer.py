@@ -273,7 +273,51 @@ class Outcome(NamedTuple):
     problem: str = ""  # why a text, then the only one, got "" instead of a summary
 
 
-class Summarizer:
+class SourceReader:
+    """Reads texts for a model, without needing it: their pieces, and which texts go into a batch together."""
+
+    def __init__(self, vocabulary: Vocabulary, dictionary: Dictionary, preset: Preset, longest_text: int = 0):
+        """longest_text: in tokens, without those that open or close a text."""
+        self.vocabulary = vocabulary
+        self.dictionary = dictionary
+        self.preset = preset
+        self.suffix = self._indices(vocabulary.encode(preset.text().source_suffix))
+        self.longest_text = longest_text
+
+    def describe_cut(self, cut: int, total: int) -> str:
+        longer = "text was" if total == 1 else "texts were"
+        limit = f"{self.longest_text:,} tokens"
+        return f"{cut:,} of {total:,} {longer} longer than {limit}; only the beginning was read"
+
+    def encode(self, text: str) -> Source:
+        text = one_line(text.encode("utf-8", "replace").decode())  # half a character becomes a question mark
+        pieces, is_cut = self.vocabulary.beginning(text, self.longest_text) if text else ([], False)
+        if not pieces:
+            return Source([], False)
+        return Source(self._indices(pieces) + self.suffix, is_cut)
+
+    def batches(self, sources: Sequence[Source]) -> list[list[int]]:
+        """Places of sources that go through the model together: of similar length, the longest first."""
+        sentences = self.preset.options.get("batch_size")
+        tokens = self.preset.options.get("max_tokens") or (None if sentences else TOKENS_PER_BATCH)
+        places = sorted(
+            (place for place, source in enumerate(sources) if source.tokens),
+            key=lambda place: (-len(sources[place].tokens), place),
+        )
+        batches: list[list[int]] = []
+        for place in places:
+            size = len(batches[-1]) + 1 if batches else 0
+            longest = len(sources[batches[-1][0]].tokens) + 1 if batches else 0  # and the end of the sentence
+            if not batches or (sentences and size > sentences) or (tokens and size * longest > tokens):
+                batches.append([])
+            batches[-1].append(place)
+        return batches
+
+    def _indices(self, pieces: Iterable[str]) -> list[int]:
+        return [self.dictionary.index(piece) for piece in pieces]
+
+
+class Summarizer(SourceReader):
     """A model with its vocabulary and a preset. Threads may share one; their batches take turns."""
 
     def __init__(
@@ -284,15 +328,13 @@ class Summarizer:
         preset: Preset,
         seed: int = 1,
     ):
+        super().__init__(vocabulary, task.source_dictionary, preset)
         self.task = task
         self.model = model
-        self.vocabulary = vocabulary
-        self.preset = preset
         self.reads_prompts = not hasattr(model, "encoder")
         self.generator = build_generator(task, model, preset)
         if isinstance(self.generator.search, Sampling):
             self.generator.search = TextSampling(task.target_dictionary, self.generator.search, seed)
-        self.suffix = self._indices(vocabulary.encode(preset.text().source_suffix))
         self.longest_text = self._longest_text()
         self._check_lengths()
         self.turn = threading.Lock()
@@ -359,34 +401,9 @@ class Summarizer:
             logger.warning(self.describe_cut(cut, len(sources)))
         return summaries
 
-    def describe_cut(self, cut: int, total: int) -> str:
-        longer = "text was" if total == 1 else "texts were"
-        limit = f"{self.longest_text:,} tokens"
-        return f"{cut:,} of {total:,} {longer} longer than {limit}; only the beginning was read"
-
-    def encode(self, text: str) -> Source:
-        text = one_line(text.encode("utf-8", "replace").decode())  # half a character becomes a question mark
-        pieces, is_cut = self.vocabulary.beginning(text, self.longest_text) if text else ([], False)
-        if not pieces:
-            return Source([], False)
-        return Source(self._indices(pieces) + self.suffix, is_cut)
-
-    def batches(self, sources: Sequence[Source]) -> list[list[int]]:
-        """Places of sources that go through the model together: of similar length, the longest first."""
-        sentences = self.preset.options.get("batch_size")
-        tokens = self.preset.options.get("max_tokens") or (None if sentences else TOKENS_PER_BATCH)
-        places = sorted(
-            (place for place, source in enumerate(sources) if source.tokens),
-            key=lambda place: (-len(sources[place].tokens), place),
-        )
-        batches: list[list[int]] = []
-        for place in places:
-            size = len(batches[-1]) + 1 if batches else 0
-            longest = len(sources[batches[-1][0]].tokens) + 1 if batches else 0  # and the end of the sentence
-            if not batches or (sentences and size > sentences) or (tokens and size * longest > tokens):
-                batches.append([])
-            batches[-1].append(place)
-        return batches
+    def reader(self) -> SourceReader:
+        """What reads texts, without the model."""
+        return SourceReader(self.vocabulary, self.dictionary, self.preset, self.longest_text)
 
     def outcomes(self, sources: Sequence[Source]) -> Iterator[Outcome]:
         """One batch, none of it a blank text, and all of it together if that can be.
@@ -457,9 +474,6 @@ class Summarizer:
                 f"summaries of at least min_len {settings.min_len} tokens can't have at most {longest} "
                 f"(max_len_b) and fit in the model's {settings.max_len - 1}: set a smaller min_len"
             )
-
-    def _indices(self, pieces: Iterable[str]) -> list[int]:
-        return [self.task.source_dictionary.index(piece) for piece in pieces]
 
     def _sample(self, sources: Sequence[Source]) -> dict[str, dict[str, Tensor]]:
         """As fairseq's data sets collate sources, [b, n]: with </s> behind and padding in front, or, for

@@ -15,12 +15,15 @@ where it was when it is started again with --resume, and ends with the file that
 Where memory runs short, a batch is done in parts, down to one text. One that fails even alone, or for which the
 model computes NaN, ends the run, or is skipped with --on-error skip.
 
-On many machines, each does a part of the work, and scripts/merge_shards.py puts the parts together:
+With --engine ray many processes share the work, those of this machine or of a Ray cluster, with a model each; what one
+was doing when it died is done again by another. Journal and --resume are the same.
+
+Without Ray, each of many machines does a part of the work, and scripts/merge_shards.py puts the parts together:
 
     python scripts/summarize.py --shard 3/16 --model ... --input news.jsonl --output part.03.jsonl
 
-Shards share out the input by windows of --window texts, within which texts are batched by length. A shard forms
-the batches of a single run, so the merged file is the one that a single run writes. To the last bit its sums are
+Shards share out the input by windows of --window texts, within which texts are batched by length. Shards, and workers
+of Ray, get the batches of a single run, so the file is the one that a single run writes. To the last bit its sums are
 that run's with --attention always, never or stock, on the same kind of machine with as many threads. With auto they
 also depend on how fast the machine is found to be and how long its summaries have been so far, as in any two runs:
 scores may then differ by rounding (about 1e-6), and a summary where two candidates are as close as that.
@@ -30,19 +33,15 @@ Further options are those of fairseq-generate that a preset can have, each with 
 """
 
 import argparse
-import collections
 import contextlib
 import hashlib
-import itertools
+import importlib
 import json
 import logging
-import os
-import shutil
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any
 
 from tqdm import tqdm
 
@@ -53,196 +52,17 @@ import score  # noqa: E402
 
 from fairseq_el import presets, scoring  # noqa: E402
 from fairseq_el.errors import UserError, explain  # noqa: E402
+from fairseq_el.inputs import TEXT_FIELDS, Item, Texts  # noqa: E402
+from fairseq_el.jobs import Engine, Finished, OneProcess, Run  # noqa: E402
 from fairseq_el.journal import Journal, WholeFile, check_same_job  # noqa: E402
 from fairseq_el.presets import Preset  # noqa: E402
 from fairseq_el.shards import Part, Shard  # noqa: E402
-from fairseq_el.summarizer import (  # noqa: E402
-    ON_ERROR,
-    ModelFiles,
-    Outcome,
-    Summarizer,
-    report_problem,
-)
+from fairseq_el.summarizer import ON_ERROR, ModelFiles, Summarizer  # noqa: E402
 
 WINDOW = 1024  # texts that are read at a time and sorted by length
-TEXT_FIELDS = ("text", "article", "document")
 BAR = (
     "{desc}{percentage:3.0f}% |{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_noinv_fmt}]{postfix}"
 )
-
-
-# ---- reading
-
-
-class Item(NamedTuple):
-    text: str
-    record: dict[str, Any]  # what goes out again beside the summary
-
-
-class Texts:
-    """The input, which is read once to find what is wrong with it, and again to be summarised."""
-
-    def __init__(self, place: str, is_json: bool, text_field: str | None, new_field: str | None):
-        """text_field: None for the first of TEXT_FIELDS that is there; new_field: must not be there."""
-        self.name = "standard input" if place == "-" else place
-        self.is_json = is_json
-        self.fields = (text_field,) if text_field else TEXT_FIELDS
-        self.new_field = new_field
-        self.file = seekable(sys.stdin.buffer if place == "-" else Path(place).open("rb"))
-        self.digest, self.count = self._check()
-
-    def _check(self) -> tuple[str, int]:
-        digest, count = hashlib.sha256(), 0
-        size = self.file.seek(0, os.SEEK_END)
-        self.file.seek(0)
-        with tqdm(total=size, desc="reading", unit="B", unit_scale=True, delay=2) as bar:
-            for count, line in enumerate(self.file, start=1):
-                self._item(line, count)
-                digest.update(line)
-                bar.update(len(line))
-        return digest.hexdigest(), count
-
-    def windows(self, size: int, shard: Shard) -> Iterator[tuple[int, list[Item]]]:
-        """Those that a shard takes, each with its number among all."""
-        self.file.seek(0)
-        for window, first in enumerate(range(0, self.count, size)):
-            lines = itertools.islice(self.file, size)
-            if shard.takes(window):
-                yield window, [self._item(line, number) for number, line in enumerate(lines, start=first + 1)]
-            else:
-                collections.deque(lines, maxlen=0)  # reads on, and keeps nothing
-
-    def describe(self, item: Item, place: int) -> str:
-        """place: of a text, counted from 0."""
-        given = f" (id {json.dumps(item.record['id'])[:80]})" if self.is_json and "id" in item.record else ""
-        return f"line {place + 1} of {self.name}{given}"
-
-    def _item(self, line: bytes, number: int) -> Item:
-        try:
-            text = line.decode("utf-8").rstrip("\r\n")
-        except UnicodeDecodeError as error:
-            raise UserError(
-                f"line {number} of {self.name} is not UTF-8 (byte {error.start + 1}): convert the file, for "
-                "example with iconv -f latin1 -t utf-8"
-            ) from error
-        if number == 1:
-            text = text.removeprefix("\ufeff")  # with which some editors begin a file
-        if not self.is_json:
-            return Item(text, {"id": number})
-        return self._from_json(text, number) if text.strip() else Item("", {})
-
-    def _from_json(self, line: str, number: int) -> Item:
-        where = f"line {number} of {self.name}"
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise UserError(f"{where} is not JSON: write one object a line ({error})") from error
-        if not isinstance(record, dict):
-            raise UserError(f"{where} is not a JSON object: write one object a line")
-        if self.new_field in record:
-            raise UserError(
-                f"{where} has a field {self.new_field!r} already: name another for summaries with "
-                "--summary-field"
-            )
-        field = next((field for field in self.fields if field in record), None)
-        if field is None or not isinstance(record[field], str):
-            has = ", ".join(map(str, record)) or "none"
-            raise UserError(
-                f"{where} has no text in a field {' or '.join(self.fields)} (its fields: {has}): name the "
-                "field with --text-field"
-            )
-        return Item(record[field], record)
-
-
-def seekable(file: BinaryIO) -> BinaryIO:
-    """What is piped in goes to a file first."""
-    if file.seekable():
-        return file
-    copy = tempfile.TemporaryFile()
-    shutil.copyfileobj(file, copy)
-    return copy
-
-
-# ---- summarising
-
-
-class Finished:
-    """What an earlier run has left in the journal, window by window."""
-
-    def __init__(self, journal: Journal | None, window_size: int):
-        records = journal.records() if journal else iter(())
-        self.groups = itertools.groupby(records, key=lambda record: record["lines"][0] // window_size)
-        self.coming = next(self.groups, None)
-
-    def of(self, window: int) -> list[dict[str, Any]]:
-        if self.coming is None or self.coming[0] != window:
-            return []
-        records = list(self.coming[1])
-        self.coming = next(self.groups, None)
-        return records
-
-
-class Run:
-    """Summaries in the order of the texts, each batch of them recorded in the journal once it is done."""
-
-    def __init__(self, summarizer: Summarizer, journal: Journal | None, bar: tqdm, on_error: str):
-        self.summarizer = summarizer
-        self.journal = journal
-        self.bar = bar
-        self.on_error = on_error
-        self.cut = 0
-        self.skipped = 0
-
-    def over(self, texts: Texts, window_size: int, shard: Shard) -> Iterator[tuple[Item, str]]:
-        finished = Finished(self.journal, window_size)
-        for number, window in texts.windows(window_size, shard):
-            first = number * window_size
-            done: dict[int, str] = {}
-            for record in finished.of(number):
-                done.update(zip(record["lines"], record["summaries"], strict=True))
-                self.cut += record["cut"]
-                self.skipped += record["skipped"]
-            self._pass_over(len(done) + sum(not item.text.strip() for item in window))
-            if any(item.text.strip() and first + place not in done for place, item in enumerate(window)):
-                self._summarize(window, first, done, texts.describe)
-            for place, item in enumerate(window):
-                yield item, done.get(first + place, "")
-
-    def _summarize(
-        self, window: list[Item], first: int, done: dict[int, str], describe: Callable[[Item, int], str]
-    ) -> None:
-        """Adds what is missing. Batches are those of an undisturbed run: so are sums, to the last bit; but of
-        one that went through in parts only the rest is done."""
-        sources = [self.summarizer.encode(item.text) for item in window]
-        for batch in self.summarizer.batches(sources):
-            missing = [place for place in batch if first + place not in done]
-            for part in self.summarizer.outcomes([sources[place] for place in missing]) if missing else ():
-                places = [missing[place] for place in part.places]
-                if part.problem:
-                    self._report(describe(window[places[0]], first + places[0]), part.problem)
-                cut = sum(sources[place].is_cut for place in places)
-                self._keep([first + place for place in places], part, cut)
-                done.update(zip((first + place for place in places), part.summaries, strict=True))
-
-    def _report(self, where: str, problem: str) -> None:
-        resume = "--resume " if self.journal else ""
-        kept = "what was finished is kept, " if self.journal else ""
-        report_problem(where, problem, self.on_error, f"; {kept}leave it out with {resume}--on-error skip")
-
-    def _keep(self, lines: list[int], part: Outcome, cut: int) -> None:
-        skipped = int(bool(part.problem))
-        if self.journal:
-            record = {"lines": lines, "summaries": part.summaries, "cut": cut, "skipped": skipped}
-            self.journal.append(record)
-        self.cut += cut
-        self.skipped += skipped
-        self.bar.update(len(lines))
-
-    def _pass_over(self, count: int) -> None:
-        """Counts texts as done without counting them as speed."""
-        self.bar.initial += count
-        self.bar.n += count
-        self.bar.refresh()
 
 
 # ---- writing
@@ -292,6 +112,10 @@ def as_json(record: dict[str, Any]) -> str:
 
 
 def run(args: argparse.Namespace, changes: dict[str, str]) -> None:
+    if args.engine == "ray":  # before hours of reading
+        cluster = importlib.import_module("fairseq_el.cluster")
+        if args.ray_address:
+            cluster.check_address(args.ray_address)
     preset = presets.load(args.preset, args.variant).changed(**changes)
     files = ModelFiles.find(args.model, args.bpe)
     json_out = is_json(args.output) if args.output != "-" else is_json(args.input, args.format)
@@ -391,22 +215,35 @@ def summarize(
         )
     with tqdm(total=count, unit=" sentences", bar_format=BAR, smoothing=0, mininterval=0.5) as bar:
         bar.set_postfix_str("loading")
-        summarizer = Summarizer.load(
-            args.model, preset, bpe=args.bpe, stock=args.attention == "stock", fp16=args.fp16, cpu=args.cpu,
-            seed=args.seed,
-        )  # fmt: skip
-        bar.set_postfix_str("", refresh=False)
-        bar.reset()
-        work = Run(summarizer, journal, bar, args.on_error)
-        for item, summary in work.over(texts, args.window, shard):
-            output.write(item, summary)
-            if keep:
-                kept.append(summary)
+        finished = Finished(journal, args.window)
+        with open_engine(args, preset, texts, finished, shard) as engine:
+            bar.set_postfix_str("", refresh=False)
+            bar.reset()
+            work = Run(engine, journal, finished, bar, args.on_error)
+            for item, summary in work.over(texts, args.window, shard):
+                output.write(item, summary)
+                if keep:
+                    kept.append(summary)
     if work.cut:
-        logging.warning(summarizer.describe_cut(work.cut, count))
+        logging.warning(engine.reader.describe_cut(work.cut, count))
     if work.skipped:
         logging.warning(f"{work.skipped:,} of {count:,} texts were skipped because of errors: no summary of them")
     return kept, work.skipped
+
+
+@contextlib.contextmanager
+def open_engine(
+    args: argparse.Namespace, preset: Preset, texts: Texts, finished: Finished, shard: Shard
+) -> Iterator[Engine]:
+    options = {"stock": args.attention == "stock", "fp16": args.fp16, "cpu": args.cpu, "seed": args.seed}
+    if args.engine != "ray":
+        yield OneProcess(Summarizer.load(args.model, preset, bpe=args.bpe, **options), args.window)
+        return
+    cluster = importlib.import_module("fairseq_el.cluster")
+    files = ModelFiles.find(args.model, args.bpe)
+    job = cluster.Job(texts, args.window, shard, finished, files, options | {"preset": preset})
+    with cluster.open_engine(job, args.ray_address, args.workers) as engine:
+        yield engine
 
 
 def read_references(path: Path, texts: Texts) -> list[str]:
@@ -460,7 +297,21 @@ def command_line() -> argparse.ArgumentParser:
     add("--memory-budget", metavar="SIZE", help="for the state of a batch, such as 2G (--el-memory-budget)")
     add("--attention", choices=("stock", "auto", "always", "never"),
         help="stock: fairseq's own attention and generator; the others: --el-attention")  # fmt: skip
+    add_engine_arguments(parser)
     return parser
+
+
+def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
+    """Who does the work."""
+    add = parser.add_argument
+    add("--engine", choices=("one", "ray"), default="one",
+        help="one: this process (default); ray: many, here or on a Ray cluster, with the same output")  # fmt: skip
+    add("--workers", type=int, metavar="N",
+        help="processes of --engine ray, each with a model and its share of cores (default: one for each core or GPU, "
+        "as far as memory goes)")  # fmt: skip
+    add("--ray-address", metavar="HOST:PORT",
+        help="a cluster that runs, or auto; its machines must have the model in the same place (default: a cluster of "
+        "this machine's cores, for this run)")  # fmt: skip
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
@@ -512,8 +363,12 @@ def main() -> None:
         parser.error("--resume and --overwrite are for runs with an --output")
     if args.shard and (args.output == "-" or args.reference):
         parser.error("--shard needs an --output and no --reference: score the merged file with scripts/score.py")
-    if args.window < 1:
-        parser.error("--window must be at least 1")
+    if args.window < 1 or (args.workers is not None and args.workers < 1):
+        parser.error("--window and --workers must be at least 1")
+    if args.engine == "ray" and "-" in (args.input, args.output):
+        parser.error("--engine ray needs an --input and an --output that are files")
+    if args.engine != "ray" and (args.workers or args.ray_address):
+        parser.error("--workers and --ray-address are for --engine ray")
     logging.basicConfig(format="summarize: warning: %(message)s", level=logging.WARNING, force=True)
     try:
         args.shard = Shard.parse(args.shard) if args.shard else None
