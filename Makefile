@@ -5,20 +5,22 @@
 
 PYTHON ?= python3
 VENV   := .venv
-BIN    := $(VENV)/bin
+BIN    = $(VENV)/bin
 STAMPS := $(VENV)/stamps
-LOG    := $(VENV)/install.log
+LOG    = $(VENV)/install.log
+UV     := 0.13.8
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: help install test summarize clean distclean
+.PHONY: help install test summarize lock clean distclean
 .DEFAULT_GOAL := help
 
 help:
 	@echo 'make summarize   summarise the demo texts with stock fairseq and with fairseq_el'
 	@echo 'make test        run the test suite'
 	@echo 'make install     only set up $(VENV) (the two above do it by themselves)'
+	@echo 'make lock        write requirements.lock anew, after a change of requirements in setup.py'
 	@echo 'make clean       remove what the demo and the tests have built'
 	@echo 'make distclean   the same, and $(VENV)'
 	@echo 'Another Python:  make install PYTHON=python3.12'
@@ -33,6 +35,17 @@ test: install
 
 summarize: install
 	@$(BIN)/python scripts/demo.py
+
+# In an environment of its own, what setup.py asks for and what that needs; then the checksums of all of it.
+lock: VENV := build/lock
+lock:
+	@rm -rf $(VENV) && $(PYTHON) -m venv $(VENV)
+	$(call pip,'[1/3] torch and build tools',$(call group,torch build) uv==$(UV))
+	$(call pip,'[2/3] other requirements',$(call group,run demo data ray test))
+	$(call pip,'[3/3] fairseq: compiles for about 3 minutes',--no-build-isolation --no-deps $(call group,fairseq))
+	@$(BIN)/python -m pip freeze --all | grep -vE '^(torch|triton|nvidia-.*|cuda-.*|pip|uv)(==| @)' >$(VENV)/versions.txt
+	@$(BIN)/uv pip compile --quiet --no-deps --generate-hashes --no-header --no-annotate \
+	  --output-file requirements.lock $(VENV)/versions.txt
 
 clean:
 	@rm -rf build dist fairseq_el.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache
@@ -51,8 +64,13 @@ define pip
 	echo " $${SECONDS} s"
 endef
 
+# Everything is installed in the versions and with the checksums of requirements.lock, without looking for more
+# (--no-deps); only torch is installed by its version, since its builds for CPUs and for GPUs have other checksums.
+# $(call locked,!) is all of the lock file but fairseq, which needs torch to compile; $(call locked,) is fairseq.
+locked = --no-deps --require-hashes -r <(awk '/^[^ ]/ {is_fairseq = /^fairseq/} $(1)is_fairseq' requirements.lock)
+
 # $(call group,NAMES): the requirements of these groups of setup.py, as a file for pip.
-group = -r <($(BIN)/python -Bc 'import setup; [print(r) for g in "$(1)".split() for r in setup.REQUIREMENTS[g]]')
+group = -r <($(PYTHON) -Bc 'import setup; [print(r) for g in "$(1)".split() for r in setup.REQUIREMENTS[g]]')
 
 $(STAMPS)/venv:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo \
@@ -66,16 +84,16 @@ $(STAMPS)/venv:
 	@$(PYTHON) -m venv $(VENV)
 	@mkdir -p $(STAMPS) && touch $@
 
-$(STAMPS)/torch: setup.py | $(STAMPS)/venv
-	$(call pip,'[1/4] torch and build tools: a large download',$(call group,torch build))
+$(STAMPS)/requirements: requirements.lock | $(STAMPS)/venv
+	$(call pip,'[1/4] requirements',$(call locked,!))
 	@touch $@
 
-$(STAMPS)/requirements: $(STAMPS)/torch
-	$(call pip,'[2/4] other requirements',$(call group,run demo data ray test))
+$(STAMPS)/torch: $(STAMPS)/requirements
+	$(call pip,'[2/4] torch: a large download',$(call group,torch))
 	@touch $@
 
-$(STAMPS)/fairseq: $(STAMPS)/requirements
-	$(call pip,'[3/4] fairseq: compiles for about 3 minutes',--no-build-isolation --no-deps $(call group,fairseq))
+$(STAMPS)/fairseq: $(STAMPS)/torch
+	$(call pip,'[3/4] fairseq: compiles for about 3 minutes',--no-build-isolation $(call locked,))
 	@touch $@
 
 $(STAMPS)/package: $(STAMPS)/fairseq
