@@ -56,6 +56,17 @@ def as_summary(text: str, preset: Preset) -> str:
     return one_line(text) if keep is None else " ".join(split_sentences(text)[:keep])
 
 
+def one_by_one(preset: Preset) -> Preset:
+    """The preset such that the sums of a text depend on nothing but the text.
+
+    Its own batch, and a form of attention that is not chosen by how fast the machine is found to be.
+    """
+    fixed: dict[str, Any] = {"batch_size": 1, "max_tokens": None}
+    if preset.options.get("el_attention", "auto") == "auto":
+        fixed["el_attention"] = "never"
+    return preset.changed(**fixed)
+
+
 # ---- the files of a model
 
 
@@ -352,6 +363,7 @@ class Summarizer(SourceReader):
         fp16: bool = False,
         cpu: bool = False,
         seed: int = 1,
+        deterministic: bool = False,
         **options: Any,
     ) -> "Summarizer":
         """model: a folder (see above), a checkpoint in one, or `demo`, which comes with the source code.
@@ -359,11 +371,16 @@ class Summarizer(SourceReader):
         preset, variant: a file in `configs/` by its name, or any such file, and one of its ways to search.
         bpe: where the encoding's files are, if not in the model's folder.
         stock: use fairseq's own attention and generator, to compare.
+        deterministic: the same to the last bit whatever else is summarised, with how many threads and in how many
+        processes: one text at a time, in one thread, which from then on is all that torch uses in this process.
         options: what to change in the preset, by fairseq's names: `beam=2`, `el_attention="always"`.
         """
         if not isinstance(preset, Preset):
             preset = presets.load(preset, variant)
         preset = preset.changed(**options)
+        if deterministic:
+            preset = one_by_one(preset)
+            torch.set_num_threads(1)
         files = ModelFiles.find(model, bpe)
         try:
             task, loaded = load_model(files, preset, stock, fp16, cpu)

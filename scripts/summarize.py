@@ -57,7 +57,7 @@ from fairseq_el.jobs import Engine, Finished, OneProcess, Run  # noqa: E402
 from fairseq_el.journal import Journal, WholeFile, check_same_job  # noqa: E402
 from fairseq_el.presets import Preset  # noqa: E402
 from fairseq_el.shards import Part, Shard  # noqa: E402
-from fairseq_el.summarizer import ON_ERROR, ModelFiles, Summarizer  # noqa: E402
+from fairseq_el.summarizer import ON_ERROR, ModelFiles, Summarizer, one_by_one  # noqa: E402
 
 WINDOW = 1024  # texts that are read at a time and sorted by length
 BAR = (
@@ -117,6 +117,8 @@ def run(args: argparse.Namespace, changes: dict[str, str]) -> None:
         if args.ray_address:
             cluster.check_address(args.ray_address)
     preset = presets.load(args.preset, args.variant).changed(**changes)
+    if args.deterministic:
+        preset = one_by_one(preset)
     files = ModelFiles.find(args.model, args.bpe)
     json_out = is_json(args.output) if args.output != "-" else is_json(args.input, args.format)
     texts = Texts(
@@ -235,7 +237,10 @@ def summarize(
 def open_engine(
     args: argparse.Namespace, preset: Preset, texts: Texts, finished: Finished, shard: Shard
 ) -> Iterator[Engine]:
-    options = {"stock": args.attention == "stock", "fp16": args.fp16, "cpu": args.cpu, "seed": args.seed}
+    options = {
+        "stock": args.attention == "stock", "fp16": args.fp16, "cpu": args.cpu, "seed": args.seed,
+        "deterministic": args.deterministic,
+    }  # fmt: skip
     if args.engine != "ray":
         yield OneProcess(Summarizer.load(args.model, preset, bpe=args.bpe, **options), args.window)
         return
@@ -293,6 +298,9 @@ def command_line() -> argparse.ArgumentParser:
     add("--on-error", choices=ON_ERROR, default=ON_ERROR[0],
         help="a text for which memory doesn't suffice even alone, or whose scores are NaN: end the run (default), or "
         "report it, leave its summary empty and go on")  # fmt: skip
+    add("--deterministic", action="store_true",
+        help="the same bytes on the same kind of machine, whatever the order of texts, the engine, its workers and "
+        "threads: one text at a time in one thread, which is slower")  # fmt: skip
     add("--max-tokens", metavar="N", help="of the sources in a batch, padding included (default: 12000)")
     add("--memory-budget", metavar="SIZE", help="for the state of a batch, such as 2G (--el-memory-budget)")
     add("--attention", choices=("stock", "auto", "always", "never"),
@@ -365,6 +373,8 @@ def main() -> None:
         parser.error("--shard needs an --output and no --reference: score the merged file with scripts/score.py")
     if args.window < 1 or (args.workers is not None and args.workers < 1):
         parser.error("--window and --workers must be at least 1")
+    if args.deterministic and (args.max_tokens or any(word.startswith("--batch-size") for word in words)):
+        parser.error("--deterministic takes one text at a time: leave out --batch-size and --max-tokens")
     if args.engine == "ray" and "-" in (args.input, args.output):
         parser.error("--engine ray needs an --input and an --output that are files")
     if args.engine != "ray" and (args.workers or args.ray_address):
