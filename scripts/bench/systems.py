@@ -107,3 +107,8 @@ LANGUAGE_SYSTEMS = {
         ),
     )
 }
+
+# Half-precision arithmetic, which is what stock fairseq makes of `--fp16` on a CPU too.
+STOCK_HALF = SystemKind(
+    "stock-half", "stock fairseq --fp16", "bench.worker_stock", {"copied": False, "half": True}
+)

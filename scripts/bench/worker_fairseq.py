@@ -102,6 +102,8 @@ class FairseqSystem:
         self.model.prepare_for_inference_(
             Namespace(task=self.task.cfg, generation=GenerationConfig())
         )
+        if options.get("half"):  # what `--fp16` does
+            self.model.half()
         self.encoder = EncoderProbe(self.model.encoder)
         self.vocabulary = len(self.task.target_dictionary)
         self.versions = {"fairseq": version("fairseq-fixed"), "torch": torch.__version__}
