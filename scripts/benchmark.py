@@ -18,6 +18,7 @@ to build/benchmark/quick, page included.
 import argparse
 import importlib
 import json
+import logging
 import subprocess
 import sys
 import time
@@ -141,6 +142,7 @@ def load_exhibit(name: str) -> Any:
 
 
 def run_exhibit(args: argparse.Namespace) -> None:
+    logging.getLogger("fairseq").setLevel(logging.WARNING)  # it lists what it could also use
     from fairseq_el.errors import UserError
 
     try:
@@ -271,7 +273,7 @@ def parse_arguments(typed: list[str] | None) -> argparse.Namespace:
     for exhibit, words in EXHIBITS.items():
         command = add_run(commands, exhibit, words, run_exhibit)
         if exhibit in TIMED:
-            add_timed_options(command)
+            add_timed_options(command, has_tasks=exhibit in ("table2", "peers"))
         if exhibit == "table5":
             command.add_argument("--path", type=Path, help="a folder with a model, instead of the demo's")
             command.add_argument("--data", help="binarised data for --path, see scripts/evaluate.py")
@@ -297,9 +299,11 @@ def add_run(commands: Any, exhibit: str, words: str, run: Any) -> argparse.Argum
     return command
 
 
-def add_timed_options(command: argparse.ArgumentParser) -> None:
+def add_timed_options(command: argparse.ArgumentParser, has_tasks: bool) -> None:
     command.add_argument("--minutes", type=float, help="what takes longer than this is left out")
     command.add_argument("--plan", action="store_true", help="print what takes how long, and measure nothing")
+    if not has_tasks:
+        return
     command.add_argument("--tasks", nargs="+", metavar="NAME", help="only these: squad xsum cnndm gpt2-small gpt2-medium")
     command.add_argument("--path", type=Path, help="a checkpoint of these tasks' model, instead of random weights")
 

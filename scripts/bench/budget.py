@@ -35,6 +35,13 @@ class Footprint:
         encoding = parts["source_peak_bytes"] / grows if grows else 0.0
         return cls(parts["resident_bytes"], encoding, max(0.0, working / rows))
 
+    @classmethod
+    def guess(cls, task: Task, is_stock: bool) -> "Footprint":
+        """For time plans, before anything is measured. Stock fairseq's encoder holds a whole batch's attention."""
+        grows = is_stock and not task.model.is_language_model
+        encoding = 8.0 * task.longest_source**2 * task.model.heads if grows else 0.0
+        return cls(4 * task.model.parameters + 700_000_000, encoding, 16.0 * task.model.vocabulary)
+
     def peak(self, model: Model, batch: int, beam: int, source: int, output: int, form: str) -> float:
         """Bytes that a batch is expected to take at its peak."""
         state = batch * state_bytes(model, beam, source, output, form)

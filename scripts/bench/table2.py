@@ -114,11 +114,8 @@ def cells_of(task: Task, settings: Settings) -> list[Cell]:
 
 
 def estimated_batch(cell: Cell, settings: Settings) -> int:
-    """For time plans: from the formulas, with a guess at what comes on top."""
-    model, task = cell.task.model, cell.task
-    grows = cell.column in ("copied", "stock") and not model.is_language_model
-    encoding = 8.0 * task.longest_source**2 * model.heads if grows else 0.0
-    footprint = Footprint(4 * model.parameters + 700_000_000, encoding, 16 * model.vocabulary)
+    """For time plans."""
+    footprint = Footprint.guess(cell.task, is_stock=cell.column in ("copied", "stock"))
     column = "copied" if cell.at == "equal" else cell.column
     return max(1, largest(footprint, replace(cell, column=column), settings))
 
