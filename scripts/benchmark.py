@@ -167,6 +167,8 @@ def with_options(settings: Any, args: argparse.Namespace) -> Any:
     from bench.tasks import with_checkpoint
 
     given = {name: value for name in ("minutes", "data", "preset") if (value := getattr(args, name, None))}
+    if getattr(args, "systems", None):
+        given["systems"] = tuple(args.systems)
     if getattr(args, "tasks", None):
         given["tasks"] = tuple(task for task in settings.tasks if task.name in args.tasks)
     if getattr(args, "path", None):
@@ -274,6 +276,8 @@ def parse_arguments(typed: list[str] | None) -> argparse.Namespace:
         command = add_run(commands, exhibit, words, run_exhibit)
         if exhibit in TIMED:
             add_timed_options(command, has_tasks=exhibit in ("table2", "peers"))
+        if exhibit == "peers":
+            command.add_argument("--systems", nargs="+", choices=SYSTEMS, metavar="NAME", help="only these")
         if exhibit == "table5":
             command.add_argument("--path", type=Path, help="a folder with a model, instead of the demo's")
             command.add_argument("--data", help="binarised data for --path, see scripts/evaluate.py")

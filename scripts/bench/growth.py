@@ -42,13 +42,13 @@ class Settings:
         default_factory=lambda: {
             "source_length": (128, 256, 512, 1024),
             "beam": (1, 2, 4, 8),
-            "batch": (1, 2, 4, 8, 16),
-            "length": (8, 16, 32, 64, 128),
+            "batch": (1, 2, 4, 8),
+            "length": (8, 16, 32, 64),
         },
         hash=False,
     )
-    seconds_per_point: float = 5.0
-    minutes: float = 6.0
+    seconds_per_point: float = 6.0
+    minutes: float = 5.0
 
     def points(self) -> list[dict[str, int]]:
         """Each once; the base is on every axis."""

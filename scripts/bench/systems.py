@@ -112,3 +112,11 @@ LANGUAGE_SYSTEMS = {
 STOCK_HALF = SystemKind(
     "stock-half", "stock fairseq --fp16", "bench.worker_stock", {"copied": False, "half": True}
 )
+
+LANGUAGE_INT8 = SystemKind(
+    "ctranslate2-int8",
+    "CTranslate2 int8",
+    "bench.worker_ctranslate2_language",
+    {"folder": "ctranslate2-int8", "compute_type": "int8"},
+    needs_peers=True,
+)
