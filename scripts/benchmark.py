@@ -5,6 +5,7 @@ scripts/benchmark.py generator          the generator beside stock fairseq and o
 scripts/benchmark.py gpt2               language models with long prompts, beside the same
 scripts/benchmark.py table1             an exhibit of the paper beside ours: table1 to table5, figure3, figure4
 scripts/benchmark.py peers, growth      the paper's tasks beside other systems; what time and memory grow with
+scripts/benchmark.py prepare            makes checkpoints for them, so that none has to
 scripts/benchmark.py all                all exhibits of the paper, peers and growth, in under an hour on 2 cores
 scripts/benchmark.py all --quick        the same at toy size, in minutes; so for each alone
 scripts/benchmark.py table2 --plan      what would be measured, and how long it takes; nothing is
@@ -121,19 +122,21 @@ def prepare(checkpoint: Checkpoint, kinds: list[SystemKind]) -> None:
         checkpoint.ensure_converted()
 
 
-# Of the paper, each a module of its name.
+# Each a module of its name, with the minutes that it takes, or is given, of a run of all. What takes as long as it
+# takes comes first; the last one gets what is left.
 EXHIBITS = {
-    "table1": "FLOPs and bytes of attention's operations, by formula and counted",
-    "figure3": "FLOPs, bytes and time of attention's operations",
-    "figure4": "time of attention against the source length and the beam size",
-    "table2": "sentences per second of the paper's models and tasks",
-    "table3": "sentences per second by batch size",
-    "table4": "bytes of source state, by formula and measured",
-    "table5": "ROUGE of stock fairseq and of fairseq_el, weights in single and half precision",
-    "peers": "the paper's tasks beside other systems",
-    "growth": "what time and memory grow with",
+    "table1": ("FLOPs and bytes of attention's operations, by formula and counted", 1),
+    "figure3": ("FLOPs, bytes and time of attention's operations", 2),
+    "figure4": ("time of attention against the source length and the beam size", 2),
+    "table4": ("bytes of source state, by formula and measured", 4),
+    "table5": ("ROUGE of stock fairseq and of fairseq_el, weights in single and half precision", 3),
+    "table2": ("sentences per second of the paper's models and tasks", 25),
+    "table3": ("sentences per second by batch size", 4),
+    "growth": ("what time and memory grow with", 5),
+    "peers": ("the paper's tasks beside other systems", 12),
 }
-TIMED = ("table2", "table3", "peers", "growth")  # exhibits that are given so many minutes
+TIMED = ("table2", "table3", "growth", "peers")  # keep to the minutes they are given
+MINUTES = 58  # of a run of all
 
 
 def load_exhibit(name: str) -> Any:
@@ -188,16 +191,40 @@ def print_plan(plan: list[tuple[str, float]]) -> None:
 def run_all(args: argparse.Namespace) -> None:
     """Each in a process of its own, so that nothing one leaves behind, or its end, is the next one's."""
     started, failed = time.monotonic(), []
-    for number, name in enumerate(EXHIBITS, start=1):
-        minutes = (time.monotonic() - started) / 60
-        print(f"\n[{number}/{len(EXHIBITS)}] {name}: {EXHIBITS[name]} ({minutes:.0f} minutes so far)", flush=True)
+    for number, (name, (words, _)) in enumerate(EXHIBITS.items(), start=1):
+        passed = (time.monotonic() - started) / 60
         command = [sys.executable, str(Path(__file__).resolve()), name, "--repeats", str(args.repeats)]
         command += ["--output", str(args.output), *(["--quick"] if args.quick else [])]
+        if name in TIMED and not args.quick:
+            command += ["--minutes", f"{minutes_for(name, passed):.1f}"]
+        left = "" if args.quick else f", at most {MINUTES - passed:.0f} left"
+        print(f"\n[{number}/{len(EXHIBITS)}] {name}: {words} ({passed:.0f} minutes so far{left})", flush=True)
         if subprocess.run(command).returncode != 0:
             failed.append(name)
     print(f"\n{(time.monotonic() - started) / 60:.1f} minutes")
     if failed:
         sys.exit(f"benchmark: {', '.join(failed)} failed; the others are done")
+
+
+def minutes_for(exhibit: str, passed: float) -> float:
+    """Its share, or less where earlier ones took longer; the last one takes all that is left."""
+    names = list(EXHIBITS)
+    later = names[names.index(exhibit) + 1 :]
+    left = MINUTES - passed - sum(EXHIBITS[name][1] for name in later)
+    return max(0.5, min(EXHIBITS[exhibit][1], left) if later else left)
+
+
+def run_prepare(args: argparse.Namespace) -> None:
+    """Checkpoints, and their forms for other systems, take minutes to make, once."""
+    from bench import peers, table4
+    from bench.tasks import paper_tasks
+
+    table4.EXHIBIT.settings.checkpoint.ensure()
+    ensure_peers()
+    for model in dict.fromkeys(task.model for task in paper_tasks()):
+        model.checkpoint.ensure()
+        if peers.is_convertible(model):
+            model.checkpoint.ensure_converted()
 
 
 RENDER = {"generator": generator_report.render, "gpt2": language.render}
@@ -272,7 +299,7 @@ def parse_arguments(typed: list[str] | None) -> argparse.Namespace:
                 default=generator.FIGURES,
                 help="measure only these",
             )
-    for exhibit, words in EXHIBITS.items():
+    for exhibit, (words, _) in EXHIBITS.items():
         command = add_run(commands, exhibit, words, run_exhibit)
         if exhibit in TIMED:
             add_timed_options(command, has_tasks=exhibit in ("table2", "peers"))
@@ -283,6 +310,8 @@ def parse_arguments(typed: list[str] | None) -> argparse.Namespace:
             command.add_argument("--data", help="binarised data for --path, see scripts/evaluate.py")
             command.add_argument("--preset", help="the preset in configs/ for --path (default: cnndm)")
     add_run(commands, "all", "all exhibits of the paper, peers and growth", run_all)
+    command = commands.add_parser("prepare", help="make what all of them need and an earlier run has not made")
+    command.set_defaults(run=run_prepare, output=BUILD)
     command = commands.add_parser("report", help="the page again, from results at hand")
     command.add_argument("--output", type=Path, default=RESULTS, help="folder with the JSON")
     command.set_defaults(run=show_all)
@@ -308,7 +337,8 @@ def add_timed_options(command: argparse.ArgumentParser, has_tasks: bool) -> None
     command.add_argument("--plan", action="store_true", help="print what takes how long, and measure nothing")
     if not has_tasks:
         return
-    command.add_argument("--tasks", nargs="+", metavar="NAME", help="only these: squad xsum cnndm gpt2-small gpt2-medium")
+    names = ("squad", "xsum", "cnndm", "gpt2-small", "gpt2-medium")
+    command.add_argument("--tasks", nargs="+", choices=names, metavar="NAME", help=f"only these: {' '.join(names)}")
     command.add_argument("--path", type=Path, help="a checkpoint of these tasks' model, instead of random weights")
 
 

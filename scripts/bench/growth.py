@@ -1,4 +1,4 @@
-"""The exhibit `growth`: how our time and memory grow with source, beam, batch and output, each while the others stay."""
+"""The exhibit `growth`: how our time and memory grow with source, beam, batch and output, one at a time."""
 
 import math
 from dataclasses import dataclass, field
@@ -225,8 +225,11 @@ def draw(results: dict[str, Any]) -> Figure:
     """One panel for each thing that grows; seconds, as bytes follow formulas."""
     made = results["figures"]
     figure, axes = new_figure(13, 4.2, columns=len(made["axes"]))
-    lines = (("auto", "encoder_seconds", "encoder", "copied"), ("auto", "decoding_seconds", "decoding, auto", "shared-kernel"),
-             ("always", "decoding_seconds", "decoding, always", "el"))  # fmt: skip
+    lines = (
+        ("auto", "encoder_seconds", "encoder", "copied"),
+        ("auto", "decoding_seconds", "decoding, auto", "shared-kernel"),
+        ("always", "decoding_seconds", "decoding, always", "el"),
+    )
     for ax, (axis, rows) in zip(axes, made["axes"].items()):
         for form, quantity, label, colour in lines:
             points = [(row["value"], row[form][quantity]["median"]) for row in rows if row[form]]

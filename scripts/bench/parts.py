@@ -9,8 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from fairseq_el.memory import BeamHistory
 from torch import Tensor, nn
+
+from fairseq_el.memory import BeamHistory
 
 FAST, SLOW = 0.5, 1.5  # seconds of a step
 
@@ -106,7 +107,8 @@ def age_stock(decoder: nn.Module) -> Callable[[Any, int], None]:
                 buffer[name] = torch.cat([buffer[name], last.expand(-1, -1, steps, -1)], dim=2)
             mask = buffer.get("prev_key_padding_mask")  # [b * x, steps so far]
             if mask is not None:
-                buffer["prev_key_padding_mask"] = torch.cat([mask, torch.zeros_like(mask[:, :1]).expand(-1, steps)], dim=1)
+                unmasked = torch.zeros_like(mask[:, :1]).expand(-1, steps)
+                buffer["prev_key_padding_mask"] = torch.cat([mask, unmasked], dim=1)
             layer.self_attn._set_input_buffer(states[0], buffer)
 
     return age

@@ -47,7 +47,9 @@ class Settings:
 
 
 SETTINGS = Settings(paper_tasks())
-QUICK = Settings(QUICK_TASKS, precisions=("fp32",), largest_batch=5, calibration_batch=3, seconds_per_cell=0.1, minutes=2.0)
+QUICK = Settings(
+    QUICK_TASKS, precisions=("fp32",), largest_batch=5, calibration_batch=3, seconds_per_cell=0.1, minutes=2.0
+)
 
 
 @dataclass(frozen=True)

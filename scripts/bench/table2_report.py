@@ -60,8 +60,8 @@ def how_text(results: dict[str, Any]) -> str:
     )
     return (
         f"Under one budget of {settings['budget'] / GIB:g} GiB for everything, weights included, each column runs at "
-        f"the largest batch that fits (at most {settings['largest_batch']}, the paper's largest), and once more at the batch that fits all of "
-        "them. The largest batch follows from `roofline.largest_batch` and from the memory that each process takes "
+        f"the largest batch that fits (at most {settings['largest_batch']}, the paper's largest), and once more at the "
+        "batch that fits all of them. The largest batch follows from `roofline.largest_batch` and from the memory that each process takes "
         "beyond that, measured on a small batch; the peak that was measured at it stands beside it, and a batch that "
         "turned out too large was made smaller. Sources are as long as the batch of average length when real ones are "
         "sorted by length, as fairseq does; every output is as long as real ones are on average, which `--min-len` and "
@@ -116,9 +116,11 @@ def speed_and_batch(cell: dict[str, Any]) -> str:
     return f"{speed(cell)}, b {cell['batch']}, {cell['peak_bytes'] / GIB:.1f} GiB"
 
 
-def quotient(row: dict[str, Any], at: str, column: str, to: str) -> str:
-    ours, theirs = (row["cells"][at][name]["sentences_per_second"] for name in (column, to))
-    return "" if ours is None or theirs is None else times(ours / theirs)
+def quotients(row: dict[str, Any], at: str) -> list[str]:
+    """`always` to copied, `auto` to copied, `auto` to stock."""
+    speeds = {column: cell["sentences_per_second"] for column, cell in row["cells"][at].items()}
+    pairs = (("always", "copied"), ("auto", "copied"), ("auto", "stock"))
+    return [times(speeds[ours] / speeds[to]) if speeds[ours] and speeds[to] else "" for ours, to in pairs]
 
 
 def name_of(row: dict[str, Any]) -> str:
@@ -130,11 +132,11 @@ def largest_table(rows: list[dict[str, Any]]) -> str:
               "paper: multi-head", "paper: EL", "paper: EL to multi-head"]  # fmt: skip
     cells = []
     for row in rows:
-        paper = PAPER.get((row["task"], row["search"]), {}).get(row["precision"])
+        paper = paper_of(row)
         there = [f"{paper[0]:g}", f"{paper[1]:g}", f"{paper[1] / paper[0]:.1f}x"] if paper else ["", "", ""]
         at_largest = row["cells"]["largest"]
-        ratios = [quotient(row, "largest", *pair) for pair in (("always", "copied"), ("auto", "copied"), ("auto", "stock"))]
-        cells.append([name_of(row), *(speed_and_batch(at_largest[column]) for column in COLUMNS), *ratios, *there])
+        speeds = [speed_and_batch(at_largest[column]) for column in COLUMNS]
+        cells.append([name_of(row), *speeds, *quotients(row, "largest"), *there])
     return table(header, cells)
 
 
@@ -145,8 +147,8 @@ def equal_table(rows: list[dict[str, Any]]) -> str:
     for row in rows:
         at_equal = row["cells"]["equal"]
         batches = unique(str(cell["batch"]) for cell in at_equal.values() if not cell["missing"])
-        ratios = [quotient(row, "equal", *pair) for pair in (("always", "copied"), ("auto", "copied"), ("auto", "stock"))]
-        cells.append([name_of(row), " and ".join(batches), *(speed(at_equal[column]) for column in COLUMNS), *ratios])
+        speeds = [speed(at_equal[column]) for column in COLUMNS]
+        cells.append([name_of(row), " and ".join(batches), *speeds, *quotients(row, "equal")])
     return table(header, cells)
 
 
@@ -154,10 +156,10 @@ def paper_sentence(rows: list[dict[str, Any]]) -> str:
     """Where EL alone gains less, or more, than in the paper, and why."""
     less, more = [], []
     for row in rows:
-        paper = PAPER.get((row["task"], row["search"]), {}).get(row["precision"])
-        always, copied = (row["cells"]["largest"][name]["sentences_per_second"] for name in ("always", "copied"))
-        if paper and always and copied:
-            gain, theirs = always / copied, paper[1] / paper[0]
+        paper = paper_of(row)
+        gain = gain_of(row, "always")
+        if paper and gain:
+            theirs = paper[1] / paper[0]
             (less if gain < theirs else more).append(f"{name_of(row)} {gain:.2f} (paper {theirs:.1f})")
     parts = []
     if less:
@@ -179,17 +181,25 @@ def draw(results: dict[str, Any]) -> Figure:
     figure, (ax,) = new_figure(10, 1.4 + 0.5 * len(rows))
     height = 0.2
     for place, (column, colour) in enumerate(COLOUR_OF.items()):
-        bars = [(y, row["cells"]["largest"][column]["sentences_per_second"]) for y, row in enumerate(rows)]
-        found = [(y, value / rows[y]["cells"]["largest"]["copied"]["sentences_per_second"]) for y, value in bars if value]
-        ax.barh([y + (place - 1) * height for y, _ in found], [value for _, value in found], height,
+        found = [(y, gain) for y, row in enumerate(rows) if (gain := gain_of(row, column))]
+        ax.barh([y + (place - 1) * height for y, _ in found], [gain for _, gain in found], height,
                 color=COLOURS[colour], label=COLUMNS[column].replace("`", ""))  # fmt: skip
-    for y, row in enumerate(rows):
-        paper = PAPER.get((row["task"], row["search"]), {}).get(row["precision"])
-        if paper:
-            ax.plot(paper[1] / paper[0], y, "D", color="black", markersize=5, label="paper: EL, V100" if y == 0 else None)
+    known = [(y, paper_of(row)) for y, row in enumerate(rows) if paper_of(row)]
+    ax.plot([paper[1] / paper[0] for _, paper in known], [y for y, _ in known], "D", color="black", markersize=5,
+            label="paper: EL, V100")  # fmt: skip
     ax.axvline(1, color=COLOURS["copied"], linewidth=1.5, label=COLUMNS["copied"])
     ax.set_yticks(range(len(rows)), [f"{name_of(row)}, {row['search']}" for row in rows])
     ax.invert_yaxis()
     ax.set_xlabel("times the speed of multi-head attention with a cache for every beam, each at its largest batch")
     figure.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=5)
     return figure
+
+
+def gain_of(row: dict[str, Any], column: str) -> float | None:
+    """Over the copied baseline, at the largest batches."""
+    ours, baseline = (row["cells"]["largest"][name]["sentences_per_second"] for name in (column, "copied"))
+    return ours / baseline if ours and baseline else None
+
+
+def paper_of(row: dict[str, Any]) -> tuple[float, float] | None:
+    return PAPER.get((row["task"], row["search"]), {}).get(row["precision"])

@@ -40,7 +40,7 @@ class Settings:
     calibration_batch: int = 8
     no_cache_batch: int = 4  # without cache a step of 32 sentences takes a minute, in proportion to their number
     seconds_per_cell: float = 6.0
-    minutes: float = 6.0
+    minutes: float = 5.0
 
     @property
     def task(self) -> Task:
@@ -175,8 +175,8 @@ def render(results: dict[str, Any]) -> str:
             f"{max(task['source_lengths'])} tokens in, {task['output_length']} out, under a budget of "
             f"{settings['budget'] / GIB:g} GiB for everything, weights included. In brackets how many times the speed "
             "without cache at the smallest batch, and the peak of memory: measured, or, where it does not fit, "
-            "expected from the formula and a small batch. Every number is put together from measured parts, as in Table "
-            f"2; without cache, which computes all anew for every token, from {settings['no_cache_batch']} sentences, "
+            "expected from the formula and a small batch. Every number is put together from measured parts, as in "
+            f"Table 2; without cache, which computes all anew for every token, from {settings['no_cache_batch']} sentences, "
             "as its time and memory are in proportion to them. EL is `--el-attention always`, with weights in half "
             "precision, which is exact for them.",
             batches_table(rows),
@@ -217,13 +217,16 @@ def paper_sentence(rows: list[dict[str, Any]]) -> str:
         f"{title} up to {max(fitting[column])}" if fitting[column] else f"{title} not at all"
         for column, title in COLUMNS.items()
     )
-    fits_words = f"What fits (of these batches): {order}; in the paper, in 16 GB: no cache up to 64, copied up to 32, EL up to 320. "
+    fits_words = (
+        f"What fits, of these batches: {order}; in the paper, in 16 GB: no cache up to 64, copied up to 32, EL up to "
+        "320. "
+    )
     if len(speeds) < 2:
         return fits_words
     (small, slow), (large, fast) = speeds[0], speeds[-1]
     return fits_words + (
-        f"From batch {small} to {large} EL's speed changes {fast / slow:.2f} times; on the V100 it grows 3.6 times from "
-        "32 to 320. Large batches fill a GPU that small ones leave idle; two cores compute at full speed from a few "
+        f"From batch {small} to {large} EL's speed changes {fast / slow:.2f} times; on the V100 it grows 3.6 times "
+        "from 32 to 320. Large batches fill a GPU that small ones leave idle; two cores compute at full speed from a few "
         "dozen rows on. Single precision, in which a CPU keeps the state, takes twice the paper's room."
     )
 

@@ -59,9 +59,10 @@ def measure(settings: Settings, repeats: int, logs: Path) -> tuple[Loaded, list[
     with progress_bar(len(ROWS)) as bar:
         for name, (title, attention, half) in ROWS.items():
             bar.set_description_str(title)
+            build = logs / f"table5-{name}"
             words = [*place, "--attention", attention, "--cpu", *(["--fp16"] if half else []),
-                     "--results", logs / f"table5-{name}.jsonl", "--build", logs / f"table5-{name}"]  # fmt: skip
-            records.append({"row": name} | evaluate_once(evaluate, [str(word) for word in words], logs / f"table5-{name}"))
+                     "--results", build.with_suffix(".jsonl"), "--build", build]  # fmt: skip
+            records.append({"row": name} | evaluate_once(evaluate, [str(word) for word in words], build))
             bar.update(1)
         bar.set_description_str("done")
     versions = {"fairseq": version("fairseq-fixed"), "torch": torch.__version__, "rouge-score": version("rouge-score")}
@@ -74,7 +75,7 @@ def prepare(settings: Settings) -> list[Any]:
 
     if settings.path or settings.data:
         if not (settings.path and settings.data):
-            raise UserError("--path, a folder with a model, and --data, binarised data for it, belong together: give both")
+            raise UserError("--path, a folder with a model, and --data, binarised data for it: give both, or none")
         preset = settings.preset if settings.preset != "demo" else "cnndm"
         return ["--preset", preset, "--model", settings.path, "--data", settings.data]
     import demo
@@ -131,8 +132,8 @@ def render(results: dict[str, Any]) -> str:
             "### ROUGE\n\n"
             f"{what}, `fairseq-generate` by `scripts/evaluate.py`, beam search, rouge-score with stemming. The paper's "
             "numbers are of BART-large on CNN/DailyMail, another model and task: what compares is that rows are equal. "
-            "fp16 weights: stock fairseq's `--fp16`, which computes in half precision, and fairseq_el's, which on a CPU "
-            "keeps weights in half precision and computes in single. `equal` counts the summaries that are stock "
+            "fp16 weights: stock fairseq's `--fp16`, which computes in half precision, and ours, which on a CPU keeps "
+            "weights in half precision and computes in single. `equal` counts the summaries that are stock "
             "fairseq's in single precision, character for character.",
             rouge_table(made["rows"]),
             difference_sentence(made["rows"]),
