@@ -270,9 +270,9 @@ def render(results: dict[str, Any]) -> str:
         f"`two lengths` from generations of {' and '.join(map(str, settings['two_lengths']))} tokens, whose difference "
         "gives the step. `equal` counts the best hypotheses that are stock fairseq's, where both ran whole: random "
         "weights make for near-ties, and CTranslate2 ranks by a last word where the others have the closing token. "
-        f"The largest batch is the one that fits {settings['budget'] / GIB:g} GiB, on a straight line through the peaks "
-        "of the two others. `no time`: left out to keep to the time of this run (`--minutes`). The Transformer of SQuAD "
-        "was converted for no other system.",
+        f"The largest batch is the one that fits {settings['budget'] / GIB:g} GiB, on a straight line through the "
+        "peaks of the two others. `no time`: left out to keep to the time of this run (`--minutes`). The Transformer "
+        "of SQuAD was converted for no other system.",
         "### Bars of Peers",
         bars_table(made["bars"]),
     ]

@@ -176,9 +176,9 @@ def render(results: dict[str, Any]) -> str:
             f"{settings['budget'] / GIB:g} GiB for everything, weights included. In brackets how many times the speed "
             "without cache at the smallest batch, and the peak of memory: measured, or, where it does not fit, "
             "expected from the formula and a small batch. Every number is put together from measured parts, as in "
-            f"Table 2; without cache, which computes all anew for every token, from {settings['no_cache_batch']} sentences, "
-            "as its time and memory are in proportion to them. EL is `--el-attention always`, with weights in half "
-            "precision, which is exact for them.",
+            f"Table 2; without cache, which computes all anew for every token, from {settings['no_cache_batch']} "
+            "sentences, as its time and memory are in proportion to them. EL is `--el-attention always`, with weights "
+            "in half precision, which is exact for them.",
             batches_table(rows),
             paper_sentence(rows),
         ]
@@ -226,8 +226,8 @@ def paper_sentence(rows: list[dict[str, Any]]) -> str:
     (small, slow), (large, fast) = speeds[0], speeds[-1]
     return fits_words + (
         f"From batch {small} to {large} EL's speed changes {fast / slow:.2f} times; on the V100 it grows 3.6 times "
-        "from 32 to 320. Large batches fill a GPU that small ones leave idle; two cores compute at full speed from a few "
-        "dozen rows on. Single precision, in which a CPU keeps the state, takes twice the paper's room."
+        "from 32 to 320. Large batches fill a GPU that small ones leave idle; two cores compute at full speed from "
+        "a few dozen rows on. Single precision, in which a CPU keeps the state, takes twice the paper's room."
     )
 
 

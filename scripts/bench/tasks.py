@@ -1,5 +1,6 @@
 """The paper's models and tasks: shapes, real lengths, and the ways of searching in `configs/`."""
 
+import functools
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,12 @@ from fairseq_el.errors import UserError
 from fairseq_el.roofline import Shape
 
 SEARCH_OPTIONS = ("lenpen", "diverse_beam_groups", "diverse_beam_strength")
+
+
+@functools.cache
+def options_of(preset: str, search: str) -> dict[str, Any]:
+    """Plans ask for them hundreds of times."""
+    return presets.load(preset, search).options
 
 
 @dataclass(frozen=True)
@@ -54,11 +61,11 @@ class Task:
         return sum(self.source_lengths) / len(self.source_lengths)
 
     def beam(self, search: str) -> int:
-        return presets.load(self.preset, search).options["beam"]
+        return options_of(self.preset, search)["beam"]
 
     def search_options(self, search: str) -> dict[str, Any]:
         """Blocking n-grams is left out: stock fairseq ignores it on a CPU."""
-        chosen = presets.load(self.preset, search).options
+        chosen = options_of(self.preset, search)
         return {name: chosen[name] for name in SEARCH_OPTIONS if name in chosen}
 
     def request(self, op: str, batch: int, search: str, **options: Any) -> Request:
@@ -96,7 +103,7 @@ GPT2_MEDIUM = Model(
 
 def gpt2_task(name: str, model: Model) -> Task:
     """Prompts of one length, as stock fairseq counts the tokens of an output from the prompt's beginning."""
-    preset = presets.load("gpt2_cnndm").options
+    preset = options_of("gpt2_cnndm", "beam")
     prompt = round(lengths.mean("cnndm_source", cut=preset["longest_source"]))
     return Task(
         name, "CNN/DailyMail", model, "gpt2_cnndm", (prompt,) * DISTINCT_SENTENCES, preset["max_new_tokens"],
