@@ -12,6 +12,7 @@ from fairseq_el.roofline import largest_batch
 
 GIB = 2**30
 PAPERS_LARGEST = 320
+STOCK_FORMS = ("copied", "stock", "no-cache")
 
 
 @dataclass(frozen=True)
@@ -30,9 +31,9 @@ class Footprint:
             task.model, record["beam"], task.longest_source, task.output_length, form
         )
         rows = record["batch"] * record["beam"]
-        # prompts are read in groups, whatever their number: their working memory does not grow with the batch
-        grows = parts["sources"] if not task.model.is_language_model else 0
-        encoding = parts["source_peak_bytes"] / grows if grows else 0.0
+        # fairseq_el encodes sources, and reads prompts, in groups: that takes the same for any number of them
+        grows = form in STOCK_FORMS and parts["sources"]
+        encoding = parts["source_peak_bytes"] / parts["sources"] if grows else 0.0
         return cls(parts["resident_bytes"], encoding, max(0.0, working / rows))
 
     @classmethod
