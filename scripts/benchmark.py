@@ -193,8 +193,10 @@ def run_all(args: argparse.Namespace) -> None:
     started, failed = time.monotonic(), []
     for number, (name, (words, _)) in enumerate(EXHIBITS.items(), start=1):
         passed = (time.monotonic() - started) / 60
-        command = [sys.executable, str(Path(__file__).resolve()), name, "--repeats", str(args.repeats)]
-        command += ["--output", str(args.output), *(["--quick"] if args.quick else [])]
+        command = [sys.executable, str(Path(__file__).resolve()), name, *(["--quick"] if args.quick else [])]
+        command += ["--repeats", str(args.repeats)]
+        if args.output != default_output(args.quick):  # pages name their command, and should name no folder for it
+            command += ["--output", str(args.output)]
         if name in TIMED and not args.quick:
             command += ["--minutes", f"{minutes_for(name, passed):.1f}"]
         left = "" if args.quick else f", at most {MINUTES - passed:.0f} left"
@@ -317,8 +319,12 @@ def parse_arguments(typed: list[str] | None) -> argparse.Namespace:
     command.set_defaults(run=show_all)
     args = parser.parse_args(typed)
     if args.output is None:
-        args.output = BUILD / "quick" if args.quick else BUILD
+        args.output = default_output(args.quick)
     return args
+
+
+def default_output(quick: bool) -> Path:
+    return BUILD / "quick" if quick else BUILD
 
 
 def add_run(commands: Any, exhibit: str, words: str, run: Any) -> argparse.ArgumentParser:

@@ -14,9 +14,9 @@ from test_benchmark import number, parse_tables
 import benchmark
 from bench import compose, growth, lengths, parts, peers, pool, table2, table2_report, table3, table5, tasks
 from bench.budget import GIB, Footprint, state_bytes
-from bench.driver import WorkerFailed
+from bench.driver import Worker, WorkerFailed
 from bench.environment import BUILD, ROOT
-from bench.protocol import PAD, Request, padded, source_sentences
+from bench.protocol import PAD, Request, padded, reset_peak, resident_memory, source_sentences
 from bench.systems import SYSTEMS
 from bench.worker_el import ELSystem
 from bench.worker_language import LanguageSystem
@@ -28,13 +28,37 @@ NAMES = ("table2", "table3", "table5", "growth", "peers")
 BART = tasks.TINY_BART
 
 
+class WorkerHere:
+    """A worker in this process: what it answers is the same, and it does not have to import everything anew."""
+
+    classes = {"bench.worker_stock": StockSystem, "bench.worker_el": ELSystem, "bench.worker_language": LanguageSystem}
+
+    def __init__(self, kind, checkpoint, logs):
+        self.system = self.classes[kind.module](kind.worker_options(checkpoint))
+        self.loaded = {"memory": resident_memory(), "versions": self.system.versions}
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        pass
+
+    def ask(self, request: Request) -> dict:
+        reset_peak()
+        answer = self.system.answer(request, source_sentences(request, self.system.vocabulary))
+        answer.memory = resident_memory()
+        return json.loads(json.dumps(asdict(answer)))
+
+
 @pytest.fixture(scope="module")
 def page(tmp_path_factory) -> Path:
-    """The page of one quick run of all of them; JSON and plots lie beside it."""
+    """The page of one quick run of all of them; JSON and plots lie beside it. Two have workers as they are."""
     threads = torch.get_num_threads()
     output = tmp_path_factory.mktemp("tables")
-    for name in NAMES:
-        benchmark.main([name, "--quick", "--repeats", "1", "--output", str(output)])
+    with pytest.MonkeyPatch.context() as patch:
+        for name in NAMES:
+            patch.setattr(pool, "Worker", Worker if name in ("table3", "growth") else WorkerHere)
+            benchmark.main([name, "--quick", "--repeats", "1", "--output", str(output)])
     torch.set_num_threads(threads)
     return output / "benchmarks.md"
 
@@ -277,6 +301,31 @@ def test_a_batch_that_took_more_than_the_budget_is_measured_again_and_smaller():
         cell = table2.Cell(task, "beam", "fp32", "stock", "largest")
         assert run.measure_cell(cell, 10, 0.1)["batch"] == 5 and asked == [10, 5]
         assert run.measure_cell(cell, 0, 0.1) == {"left_out": "memory"}
+
+
+def test_a_system_that_fails_at_first_is_shown_as_failed_and_the_others_are_measured(tmp_path):
+    task = tasks.QUICK_TASKS[0]
+
+    class OnlyStock:
+        workers: dict = {}
+
+        def ask(self, name, request, facts):
+            context = facts | {"system": name} | asdict(request)
+            if name != "stock":
+                return context | {"failed": "RuntimeError"}
+            timed = {"steps": 2, "skipped": 0, "first_seconds": 1.0, "early": [[1, 1.0]], "late": [], "sources": 2,
+                     "source_seconds": 2.0, "source_peak_bytes": 10, "resident_bytes": 1000}  # fmt: skip
+            return context | {"memory": {"peak": 2000}, "parts": timed}
+
+    with pool.Timetable(1, 60) as timetable:
+        records = table2.TaskRun(task, table2.QUICK, 1, OnlyStock(), timetable).measure()
+    (row,) = [r for r in table2.figures(table2.QUICK, records)["rows"] if (r["task"], r["search"]) == ("cnndm", "beam")]
+    found = {column: cell["missing"] for column, cell in row["cells"]["largest"].items()}
+    assert found == {"copied": None, "stock": None, "always": "failed", "auto": "failed"}
+    assert row["cells"]["largest"]["stock"]["sentences_per_second"] == pytest.approx(5 / (5 + 2))
+    with pool.Timetable(1, 0.0) as timetable:
+        records = table2.TaskRun(task, table2.QUICK, 1, OnlyStock(), timetable).measure()
+    assert {pool.why_missing(record) for record in records} == {"no time"}
 
 
 # --- runs that go on -------------------------------------------------------------------------------

@@ -159,7 +159,8 @@ def ask(cell: Cell, settings: Settings, pool: Pool, timetable: Timetable, reserv
     facts = {"task": cell.task.name, "peer": cell.system, "at": cell.at}
     if cell.batch == 0:
         return [facts | {"left_out": "memory"}]
-    if not timetable.has_time_for(cell.seconds(settings) + reserved):
+    loading = 0.0 if cell.kind.name in pool.workers else estimates.loading_seconds(cell.task.model)
+    if not timetable.has_time_for(loading + cell.seconds(settings) + reserved):
         return [facts | {"left_out": LEFT_OUT, "batch": cell.batch}]
     timetable.begin(f"{cell.task.model.title}, {cell.task.title}: {cell.kind.title}, batch {cell.batch}")
     found = []

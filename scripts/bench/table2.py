@@ -197,10 +197,12 @@ class TaskRun:
     pool: Pool
     timetable: Timetable
     known: dict[str, list[Record]] = field(default_factory=dict)  # what was asked before, and what was found
+    unusable: dict[str, Record] = field(default_factory=dict)  # workers, and why
 
     def measure(self) -> list[Record]:
         records = [self.calibrate(kind) for kind in workers_of(self.task.model, self.settings)]
-        footprints = {r["system"]: self.footprint(r) for r in records if "failed" not in r}
+        footprints = {r["system"]: self.footprint(r) for r in records if not why_missing(r)}
+        self.unusable = {r["system"]: r for r in records if why_missing(r)}
         planned = [(cell, self.batch(cell, footprints)) for cell in cells_of(self.task, self.settings)]
         for row in unique((cell.search, cell.precision, cell.at) for cell, _ in planned):
             compared = [pair for pair in planned if (pair[0].search, pair[0].precision, pair[0].at) == row]
@@ -208,19 +210,23 @@ class TaskRun:
         return records
 
     def calibrate(self, kind: SystemKind) -> Record:
-        column = CALIBRATION["stock" if kind.name == "stock" else "el"]
+        model, column = self.task.model, CALIBRATION["stock" if kind.name == "stock" else "el"]
+        facts = {"kind": "footprint", "task": self.task.name, "column": column, "system": kind.name}
+        seconds = 3 + self.settings.calibration_batch * estimates.source_seconds(model, self.task.mean_source)
+        loading = 0.0 if kind.name in self.pool.workers else estimates.loading_seconds(model)
+        if not self.timetable.has_time_for(loading + seconds):
+            return facts | {"left_out": LEFT_OUT}
+        self.timetable.begin(f"{model.title}, {self.task.title}: memory of {kind.title}")
         asked = request(self.task, "beam", column, self.settings.calibration_batch)
-        self.timetable.begin(f"{self.task.model.title}, {self.task.title}: memory of {kind.title}")
-        record = self.pool.ask(kind.name, asked, {"kind": "footprint", "task": self.task.name, "column": column})
-        sources = self.settings.calibration_batch * estimates.source_seconds(self.task.model, self.task.mean_source)
-        self.timetable.end(sources + 3)
+        record = self.pool.ask(kind.name, asked, facts)
+        self.timetable.end(loading + seconds)
         return record
 
     def footprint(self, record: Record) -> Footprint:
         return Footprint.of(self.task, record, record["column"])
 
     def batch(self, cell: Cell, footprints: dict[str, Footprint]) -> int:
-        """0 where nothing fits, or where the worker does not run."""
+        """0 where nothing fits, or nothing is known."""
         if cell.kind.name not in footprints:
             return 0
         if cell.at == "largest":
@@ -248,6 +254,9 @@ class TaskRun:
 
     def measure_cell(self, cell: Cell, batch: int, seconds: float) -> Record:
         """With a smaller batch, should it turn out to take more than the budget after all."""
+        unusable = self.unusable.get(cell.kind.name)
+        if unusable:
+            return {name: unusable[name] for name in ("failed", "left_out") if name in unusable}
         if batch == 0:
             return {"left_out": "memory"}
         if not self.timetable.has_time_for(seconds):

@@ -65,13 +65,13 @@ def how_text(results: dict[str, Any]) -> str:
         "each process takes beyond that, measured on a small batch; the peak that was measured at it stands "
         "beside it, and a batch that turned out too large was made smaller. Sources are as long as the batch of "
         "average length when real ones are sorted by length, as fairseq does; every output is as long as real ones are "
-        f"on average, which `--min-len` and `--max-len-b` enforce for the whole batch "
+        "on average, which `--min-len` and `--max-len-b` enforce for the whole batch "
         f"({tasks}). Prompts of GPT-2 are articles cut at 512 tokens, of their mean length, and run to the "
-        "preset's limit, as a model that was not trained to stop does. Searches are those of `configs/`, without "
-        "blocking n-grams, which stock fairseq ignores on a CPU. `copied` keeps K and V for every beam, as "
-        "fairseq 0.9 did, the paper's baseline; stock fairseq 0.12 shares them between the beams of BART. In the "
-        "Transformer, in GPT-2 and in greedy search it has nothing to share: its column repeats the one before. "
-        "`auto` gets the largest batch for which K and V fit."
+        "preset's limit, as a model that was not trained to stop does; only stock fairseq scores them. Searches "
+        "are those of `configs/`, without blocking n-grams, which stock fairseq ignores on a CPU. `copied` keeps "
+        "K and V for every beam, as fairseq 0.9 did, the paper's baseline; stock fairseq 0.12 shares them between "
+        "the beams of BART. In the Transformer, in GPT-2 and in greedy search it has nothing to share: its column "
+        "repeats the one before. `auto` gets the largest batch for which K and V fit."
     )
 
 
