@@ -231,7 +231,7 @@ class TaskRun:
             return 0
         if cell.at == "largest":
             return largest(footprints[cell.kind.name], cell, self.settings)
-        everyone = [replace(cell, column=column) for column in COLUMNS]
+        everyone = [replace(cell, column=c, precision=p) for c in COLUMNS for p in self.settings.precisions]
         known = [other for other in everyone if other.kind.name in footprints]
         return min(largest(footprints[other.kind.name], other, self.settings) for other in known)
 
