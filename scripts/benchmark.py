@@ -3,17 +3,27 @@
 
 scripts/benchmark.py generator          the generator beside stock fairseq and other systems
 scripts/benchmark.py gpt2               language models with long prompts, beside the same
-scripts/benchmark.py table1             exhibits of the paper beside our own: table1, table4, figure3, figure4
-scripts/benchmark.py generator --quick  the same at toy size, in under a minute
+scripts/benchmark.py table1             an exhibit of the paper beside ours: table1 to table5, figure3, figure4
+scripts/benchmark.py peers, growth      the paper's tasks beside other systems; what time and memory grow with
+scripts/benchmark.py prepare            makes checkpoints for them, so that none has to
+scripts/benchmark.py all                all exhibits of the paper, peers and growth, in under an hour on 2 cores
+scripts/benchmark.py all --quick        the same at toy size, in minutes; so for each alone
+scripts/benchmark.py table2 --plan      what would be measured, and how long it takes; nothing is
 scripts/benchmark.py generator --figures auto    only that; the other figures stay as they were measured
 scripts/benchmark.py report             docs/benchmarks.md again from the JSON of earlier runs
+
+Results of full runs go to build/benchmark, and without the single measurements to docs/results; those of --quick go
+to build/benchmark/quick, page included.
 """
 
 import argparse
 import importlib
 import json
+import logging
+import subprocess
 import sys
-from dataclasses import asdict
+import time
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +36,7 @@ from bench.systems import LANGUAGE_SYSTEMS, SYSTEMS, SystemKind
 sys.path.append(str(ROOT))  # for fairseq_el where it isn't installed
 
 PAGE = ROOT / "docs" / "benchmarks.md"
+RESULTS = ROOT / "docs" / "results"  # of full runs, for a page that can be made again from a fresh clone
 
 
 def run_generator(args: argparse.Namespace) -> None:
@@ -111,13 +122,21 @@ def prepare(checkpoint: Checkpoint, kinds: list[SystemKind]) -> None:
         checkpoint.ensure_converted()
 
 
-# Of the paper, each a module of its name.
+# Each a module of its name, with the minutes that it takes, or is given, of a run of all. What takes as long as it
+# takes comes first; the last one gets what is left.
 EXHIBITS = {
-    "table1": "FLOPs and bytes of attention's operations, by formula and counted",
-    "table4": "bytes of source state, by formula and measured",
-    "figure3": "FLOPs, bytes and time of attention's operations",
-    "figure4": "time of attention against the source length and the beam size",
+    "table1": ("FLOPs and bytes of attention's operations, by formula and counted", 1),
+    "figure3": ("FLOPs, bytes and time of attention's operations", 2),
+    "figure4": ("time of attention against the source length and the beam size", 2),
+    "table4": ("bytes of source state, by formula and measured", 4),
+    "table5": ("ROUGE of stock fairseq and of fairseq_el, weights in single and half precision", 3),
+    "table2": ("sentences per second of the paper's models and tasks", 25),
+    "table3": ("sentences per second by batch size", 4),
+    "growth": ("what time and memory grow with", 5),
+    "peers": ("the paper's tasks beside other systems", 12),
 }
+TIMED = ("table2", "table3", "growth", "peers")  # keep to the minutes they are given
+MINUTES = 58  # of a run of all
 
 
 def load_exhibit(name: str) -> Any:
@@ -126,11 +145,88 @@ def load_exhibit(name: str) -> Any:
 
 
 def run_exhibit(args: argparse.Namespace) -> None:
+    logging.getLogger("fairseq").setLevel(logging.WARNING)  # it lists what it could also use
+    from fairseq_el.errors import UserError
+
+    try:
+        measure_exhibit(args)
+    except UserError as error:
+        sys.exit(f"benchmark: {error}")
+
+
+def measure_exhibit(args: argparse.Namespace) -> None:
     exhibit = load_exhibit(args.exhibit)
-    settings = exhibit.quick if args.quick else exhibit.settings
+    settings = with_options(exhibit.quick if args.quick else exhibit.settings, args)
+    if getattr(args, "plan", False):
+        print_plan(exhibit.time_plan(settings, args.repeats))
+        return
     loaded, records = exhibit.measure(settings, args.repeats, args.output / "logs")
     results = {"figures": exhibit.figures(settings, records), "records": records}
     write(args, exhibit.name, asdict(settings), describe(loaded), results)
+
+
+def with_options(settings: Any, args: argparse.Namespace) -> Any:
+    """The settings as the command line changes them."""
+    from bench.tasks import with_checkpoint
+
+    given = {name: value for name in ("minutes", "data", "preset") if (value := getattr(args, name, None))}
+    if getattr(args, "systems", None):
+        given["systems"] = tuple(args.systems)
+    if getattr(args, "tasks", None):
+        given["tasks"] = tuple(task for task in settings.tasks if task.name in args.tasks)
+    if getattr(args, "path", None):
+        if args.exhibit == "table5":
+            given["path"] = str(args.path)
+        else:
+            given["tasks"] = with_checkpoint(given.get("tasks", settings.tasks), args.path)
+    return replace(settings, **given)
+
+
+def print_plan(plan: list[tuple[str, float]]) -> None:
+    for what, seconds in plan:
+        print(f"{seconds:7.1f} s  {what}")
+    print(f"{sum(seconds for _, seconds in plan) / 60:7.1f} minutes")
+
+
+def run_all(args: argparse.Namespace) -> None:
+    """Each in a process of its own, so that nothing one leaves behind, or its end, is the next one's."""
+    started, failed = time.monotonic(), []
+    for number, (name, (words, _)) in enumerate(EXHIBITS.items(), start=1):
+        passed = (time.monotonic() - started) / 60
+        command = [sys.executable, str(Path(__file__).resolve()), name, *(["--quick"] if args.quick else [])]
+        command += ["--repeats", str(args.repeats)]
+        if args.output != default_output(args.quick):  # pages name their command, and should name no folder for it
+            command += ["--output", str(args.output)]
+        if name in TIMED and not args.quick:
+            command += ["--minutes", f"{minutes_for(name, passed):.1f}"]
+        left = "" if args.quick else f", at most {MINUTES - passed:.0f} left"
+        print(f"\n[{number}/{len(EXHIBITS)}] {name}: {words} ({passed:.0f} minutes so far{left})", flush=True)
+        if subprocess.run(command).returncode != 0:
+            failed.append(name)
+    print(f"\n{(time.monotonic() - started) / 60:.1f} minutes")
+    if failed:
+        sys.exit(f"benchmark: {', '.join(failed)} failed; the others are done")
+
+
+def minutes_for(exhibit: str, passed: float) -> float:
+    """Its share, or less where earlier ones took longer; the last one takes all that is left."""
+    names = list(EXHIBITS)
+    later = names[names.index(exhibit) + 1 :]
+    left = MINUTES - passed - sum(EXHIBITS[name][1] for name in later)
+    return max(0.5, min(EXHIBITS[exhibit][1], left) if later else left)
+
+
+def run_prepare(args: argparse.Namespace) -> None:
+    """Checkpoints, and their forms for other systems, take minutes to make, once."""
+    from bench import peers, table4
+    from bench.tasks import paper_tasks
+
+    table4.EXHIBIT.settings.checkpoint.ensure()
+    ensure_peers()
+    for model in dict.fromkeys(task.model for task in paper_tasks()):
+        model.checkpoint.ensure()
+        if peers.is_convertible(model):
+            model.checkpoint.ensure_converted()
 
 
 RENDER = {"generator": generator_report.render, "gpt2": language.render}
@@ -148,6 +244,10 @@ def write(
     args.output.mkdir(parents=True, exist_ok=True)
     results_file = args.output / f"{exhibit}.json"
     results_file.write_text(json.dumps(facts | results, indent=1))
+    if not args.quick:
+        RESULTS.mkdir(parents=True, exist_ok=True)
+        kept = {name: value for name, value in results.items() if name != "records"}
+        (RESULTS / f"{exhibit}.json").write_text(json.dumps(facts | kept, indent=1) + "\n")
     show(results_file, args.output / "benchmarks.md" if args.quick else PAGE)
 
 
@@ -185,14 +285,10 @@ def parse_arguments(typed: list[str] | None) -> argparse.Namespace:
         ("generator", SYSTEMS, run_generator, "the generator beside its peers"),
         ("gpt2", LANGUAGE_SYSTEMS, run_gpt2, "language models with long prompts beside their peers"),
     ):
-        command = commands.add_parser(exhibit, help=words)
-        command.add_argument("--quick", action="store_true", help="toy shapes, to see that it runs")
+        command = add_run(commands, exhibit, words, run)
         command.add_argument(
             "--systems", nargs="+", choices=systems, metavar="NAME", help=", ".join(systems)
         )
-        command.add_argument("--repeats", type=int, default=3, help="rounds for each figure")
-        command.add_argument("--output", type=Path, default=BUILD, help="folder for JSON and logs")
-        command.set_defaults(run=run)
         if exhibit == "gpt2":
             command.add_argument(
                 "--models", nargs="+", choices=language.Settings().checkpoints, help="measure only these"
@@ -205,16 +301,51 @@ def parse_arguments(typed: list[str] | None) -> argparse.Namespace:
                 default=generator.FIGURES,
                 help="measure only these",
             )
-    for exhibit, words in EXHIBITS.items():
-        command = commands.add_parser(exhibit, help=words)
-        command.add_argument("--quick", action="store_true", help="toy shapes, to see that it runs")
-        command.add_argument("--repeats", type=int, default=3, help="rounds, where times are measured")
-        command.add_argument("--output", type=Path, default=BUILD, help="folder for JSON and logs")
-        command.set_defaults(run=run_exhibit)
+    for exhibit, (words, _) in EXHIBITS.items():
+        command = add_run(commands, exhibit, words, run_exhibit)
+        if exhibit in TIMED:
+            add_timed_options(command, has_tasks=exhibit in ("table2", "peers"))
+        if exhibit == "peers":
+            command.add_argument("--systems", nargs="+", choices=SYSTEMS, metavar="NAME", help="only these")
+        if exhibit == "table5":
+            command.add_argument("--path", type=Path, help="a folder with a model, instead of the demo's")
+            command.add_argument("--data", help="binarised data for --path, see scripts/evaluate.py")
+            command.add_argument("--preset", help="the preset in configs/ for --path (default: cnndm)")
+    add_run(commands, "all", "all exhibits of the paper, peers and growth", run_all)
+    command = commands.add_parser("prepare", help="make what all of them need and an earlier run has not made")
+    command.set_defaults(run=run_prepare, output=BUILD)
     command = commands.add_parser("report", help="the page again, from results at hand")
-    command.add_argument("--output", type=Path, default=BUILD, help="folder with the JSON")
+    command.add_argument("--output", type=Path, default=RESULTS, help="folder with the JSON")
     command.set_defaults(run=show_all)
-    return parser.parse_args(typed)
+    args = parser.parse_args(typed)
+    if args.output is None:
+        args.output = default_output(args.quick)
+    return args
+
+
+def default_output(quick: bool) -> Path:
+    return BUILD / "quick" if quick else BUILD
+
+
+def add_run(commands: Any, exhibit: str, words: str, run: Any) -> argparse.ArgumentParser:
+    command = commands.add_parser(exhibit, help=words)
+    command.add_argument("--quick", action="store_true", help="toy shapes, to see that it runs")
+    command.add_argument("--repeats", type=int, default=3, help="rounds, where times are measured")
+    command.add_argument(
+        "--output", type=Path, help="folder for JSON and logs (default: build/benchmark, with --quick its quick/)"
+    )
+    command.set_defaults(run=run)
+    return command
+
+
+def add_timed_options(command: argparse.ArgumentParser, has_tasks: bool) -> None:
+    command.add_argument("--minutes", type=float, help="what takes longer than this is left out")
+    command.add_argument("--plan", action="store_true", help="print what takes how long, and measure nothing")
+    if not has_tasks:
+        return
+    names = ("squad", "xsum", "cnndm", "gpt2-small", "gpt2-medium")
+    command.add_argument("--tasks", nargs="+", choices=names, metavar="NAME", help=f"only these: {' '.join(names)}")
+    command.add_argument("--path", type=Path, help="a checkpoint of these tasks' model, instead of random weights")
 
 
 def main(typed: list[str] | None = None) -> None:

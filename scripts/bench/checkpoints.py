@@ -7,8 +7,11 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from bench.environment import BUILD, SCRIPTS, peers_python
+
+SPECIAL_SYMBOLS = 4  # fairseq's <s> <pad> </s> <unk>, which dictionary files don't list
 
 
 @dataclass(frozen=True)
@@ -17,7 +20,7 @@ class Checkpoint:
     runs."""
 
     arch: str
-    overrides: dict[str, int] = field(default_factory=dict)
+    overrides: dict[str, Any] = field(default_factory=dict, hash=False)
     vocabulary: int = 50264
     seed: int = 1
 
@@ -79,6 +82,39 @@ class Checkpoint:
         )
         weights.unlink()
         stamp.touch()
+
+
+@dataclass(frozen=True)
+class Released(Checkpoint):
+    """A checkpoint that is there already, with its dictionary beside it."""
+
+    path: str = ""
+
+    @classmethod
+    def at(cls, path: Path) -> "Released":
+        from fairseq_el.errors import UserError
+
+        dictionary = path.parent / "dict.txt"
+        for file in (path, dictionary):
+            if not file.is_file():
+                raise UserError(f"there is no {file}: --path takes a checkpoint that has its dict.txt beside it")
+        words = len(dictionary.read_text(encoding="utf-8").splitlines())
+        return cls("released", vocabulary=words + SPECIAL_SYMBOLS, path=str(path.resolve()))
+
+    @property
+    def folder(self) -> Path:
+        """For what is made of it. Named after path and time, so that another file is never overlooked."""
+        name = f"{self.path} {Path(self.path).stat().st_mtime}"
+        return BUILD / "checkpoints" / f"released-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+
+    @property
+    def model(self) -> Path:
+        return Path(self.path)
+
+    def ensure(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for name in ("dict.txt", "dict.source.txt", "dict.target.txt"):
+            shutil.copyfile(self.model.with_name("dict.txt"), self.folder / name)
 
 
 def write_huggingface_weights(model: Path, weights: Path, config: Path) -> None:

@@ -36,6 +36,7 @@ class Exhibit:
     figures: Callable[[Any, list[Record]], Any]
     render: Callable[[dict[str, Any]], str]
     draw: Callable[[dict[str, Any]], Any] | None = None  # returns a figure of matplotlib
+    time_plan: Callable[[Any, int], list[tuple[str, float]]] | None = None  # what takes about how many seconds
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,13 @@ from pathlib import Path
 
 from fairseq_el.errors import UserError
 
+logging.getLogger("matplotlib").setLevel(logging.WARNING)  # it tells of every font it looks at
 try:
     import matplotlib
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 except ImportError as error:
     raise UserError("plots need matplotlib, which is not installed: run `make install`") from error
-
-logging.getLogger("matplotlib").setLevel(logging.WARNING)  # it tells of every font it looks at
 
 # Colours that are told apart without red and green.
 COLOURS = {

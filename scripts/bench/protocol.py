@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 THREADS = 2
-EOS = 2
+PAD, EOS = 1, 2
 FIRST_WORD = (
     4  # 0 to 3 are <s>, <pad>, </s>, <unk>, in fairseq's dictionaries and in Transformers' BART
 )
@@ -29,9 +29,14 @@ class Request:
     """One generation. `length` tokens are produced for each sentence, the closing </s> among them.
 
     op is "generate" (text in, text out; everything is timed), "decode" (the same with the encoder's
-    output at hand from an earlier request, so that only decoding is timed) or "source_state" (bytes
+    output at hand from an earlier request, so that only decoding is timed), "parts" (the same, but of
+    the steps only some at the beginning and some at the end, see `parts.py`) or "source_state" (bytes
     cached about the source, measured from the live tensors). `attention` is for systems that have a
     choice.
+
+    `lengths` are those of the distinct sources where they differ; `source_length` is then the longest.
+    `search` holds further options of fairseq's search. `multi_head` says for stock fairseq what becomes
+    of K and V: as this release has it, "copied" for each beam, or "no-cache".
     """
 
     op: str
@@ -40,6 +45,9 @@ class Request:
     beam: int
     length: int
     attention: str | None = None
+    lengths: tuple[int, ...] = ()
+    search: dict[str, Any] = field(default_factory=dict)
+    multi_head: str | None = None
 
 
 @dataclass
@@ -51,6 +59,8 @@ class Answer:
     encoder_seconds: float | None = None
     step_seconds: float | None = None  # from one decoding step to the next, median of the generation
     source_state_bytes: int | None = None
+    state_bytes: int | None = None  # of sources and beams together, at the peak
+    parts: dict[str, Any] | None = None  # for "parts": what `compose.py` puts together
     tokens: list[list[int]] = field(
         default_factory=list
     )  # best hypothesis of each sentence, no </s>
@@ -68,17 +78,25 @@ class System(Protocol):
 
 def source_sentences(request: Request, vocabulary: int) -> list[list[int]]:
     """The same random sources for every system, each of exactly the requested length, closed by
-    </s>.
+    </s>. Where lengths differ, batches go through them in turn.
 
     Large batches repeat a few distinct sentences: time doesn't depend on the words, and a system
     that has the encoder's output of the distinct ones at hand has that of all.
     """
     sentences = []
-    for index in range(min(request.batch, DISTINCT_SENTENCES)):
-        words = random.Random(f"{SEED}/{request.source_length}/{index}")
-        body = [words.randrange(FIRST_WORD, vocabulary) for _ in range(request.source_length - 1)]
+    lengths = request.lengths or (request.source_length,) * DISTINCT_SENTENCES
+    for index, length in enumerate(lengths[: request.batch]):
+        words = random.Random(f"{SEED}/{length}/{index}")
+        body = [words.randrange(FIRST_WORD, vocabulary) for _ in range(length - 1)]
         sentences.append(body + [EOS])
-    return [sentences[index % DISTINCT_SENTENCES] for index in range(request.batch)]
+    return [sentences[index % len(sentences)] for index in range(request.batch)]
+
+
+def padded(sources: list[list[int]], left: bool) -> list[list[int]]:
+    """[b, n]: as long as the longest, filled up with <pad> before or behind."""
+    longest = max(map(len, sources))
+    fill = [[PAD] * (longest - len(source)) for source in sources]
+    return [gap + source if left else source + gap for gap, source in zip(fill, sources)]
 
 
 def without_eos(tokens: list[int]) -> list[int]:

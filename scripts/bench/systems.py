@@ -107,3 +107,16 @@ LANGUAGE_SYSTEMS = {
         ),
     )
 }
+
+# Half-precision arithmetic, which is what stock fairseq makes of `--fp16` on a CPU too.
+STOCK_HALF = SystemKind(
+    "stock-half", "stock fairseq --fp16", "bench.worker_stock", {"copied": False, "half": True}
+)
+
+LANGUAGE_INT8 = SystemKind(
+    "ctranslate2-int8",
+    "CTranslate2 int8",
+    "bench.worker_ctranslate2_language",
+    {"folder": "ctranslate2-int8", "compute_type": "int8"},
+    needs_peers=True,
+)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from bench.parts import age_history
 from bench.protocol import Request, serve
 from bench.worker_fairseq import FairseqSystem
 from fairseq_el.tasks import ELTranslationConfig, ELTranslationTask
@@ -21,6 +22,12 @@ class ELSystem(FairseqSystem):
     def build_generator(self, request: Request):
         self.task.cfg.el_attention = request.attention
         return self.task.build_generator([self.model], self.generation_options(request))
+
+    def ageing(self, request: Request):
+        return age_history
+
+    def state_bytes(self, generator) -> int:
+        return generator.profile.peak_source_bytes + generator.profile.peak_beam_bytes
 
     def source_state_bytes(self, generator, sample: dict[str, Any]) -> int:
         generator.generate([self.model], sample)

@@ -13,7 +13,17 @@ from fairseq import checkpoint_utils
 from fairseq.dataclass.configs import GenerationConfig
 from torch import Tensor
 
-from bench.protocol import THREADS, Answer, Request, without_eos
+from bench.parts import age_nothing, time_parts
+from bench.protocol import (
+    PAD,
+    THREADS,
+    Answer,
+    Request,
+    padded,
+    reset_peak,
+    resident_memory,
+    without_eos,
+)
 
 
 class EncoderProbe:
@@ -25,6 +35,7 @@ class EncoderProbe:
         self.compute = encoder.forward
         self.seconds = 0.0
         self.distinct: tuple[Tensor, Any] | None = None  # sentences [u, n] and their encoder output
+        self.facts: dict[str, Any] = {}  # of encoding these
         self.prepared: Any = None
         encoder.forward = self  # on this instance only; the class stays as it is
 
@@ -42,10 +53,20 @@ class EncoderProbe:
         once."""
         distinct, rows = torch.unique(src_tokens, dim=0, return_inverse=True)  # [u, n], [b]
         if self.distinct is None or not torch.equal(self.distinct[0], distinct):
-            lengths = torch.full((distinct.size(0),), distinct.size(1))
-            self.distinct = (distinct, self.compute(distinct, src_lengths=lengths))
+            self.distinct = (distinct, self.encode_and_note(distinct))
         # The class's method: on a stock BART that shares K and V, the instance's does nothing.
         self.prepared = type(self.encoder).reorder_encoder_out(self.encoder, self.distinct[1], rows)
+
+    def encode_and_note(self, sentences: Tensor) -> Any:
+        """sentences: [u, n]"""
+        resident, started = resident_memory()["resident"], time.perf_counter()
+        output = self.compute(sentences, src_lengths=sentences.ne(PAD).sum(dim=1))
+        self.facts = {
+            "sources": sentences.size(0),
+            "source_seconds": time.perf_counter() - started,
+            "source_peak_bytes": resident_memory()["peak"] - resident,
+        }
+        return output
 
     def forget(self) -> None:
         self.distinct = self.prepared = None
@@ -81,6 +102,8 @@ class FairseqSystem:
         self.model.prepare_for_inference_(
             Namespace(task=self.task.cfg, generation=GenerationConfig())
         )
+        if options.get("half"):  # what `--fp16` does
+            self.model.half()
         self.encoder = EncoderProbe(self.model.encoder)
         self.vocabulary = len(self.task.target_dictionary)
         self.versions = {"fairseq": version("fairseq-fixed"), "torch": torch.__version__}
@@ -98,23 +121,32 @@ class FairseqSystem:
         """Exactly `request.length` tokens: </s> is barred before the last place and forced
         there."""
         words = request.length - 1
-        return Namespace(beam=request.beam, max_len_a=0, max_len_b=words, min_len=words, nbest=1)
+        lengths = {"max_len_a": 0, "max_len_b": words, "min_len": words}
+        return Namespace(**{"beam": request.beam, "nbest": 1, **lengths, **request.search})
 
     def sample(self, sources: list[list[int]]) -> dict[str, Any]:
-        tokens = torch.tensor(sources)  # [b, n]
-        lengths = torch.full((len(sources),), tokens.size(1))
-        return {
-            "id": torch.arange(len(sources)),
-            "net_input": {"src_tokens": tokens, "src_lengths": lengths},
-        }
+        """Without ids: by these, stock fairseq's diverse beam search would look up rows of the batch."""
+        tokens = torch.tensor(padded(sources, left=True))  # [b, n]
+        lengths = tokens.ne(PAD).sum(dim=1)
+        return {"id": None, "net_input": {"src_tokens": tokens, "src_lengths": lengths}}
+
+    def ageing(self, request: Request):
+        """What makes the state of a generation older, for `parts`."""
+        return age_nothing
+
+    def state_bytes(self, generator) -> int | None:
+        """Of a generation that is over, at its peak."""
+        return None
 
     def answer(self, request: Request, sources: list[list[int]]) -> Answer:
         generator = self.build_generator(request)
         sample = self.sample(sources)
-        if request.op == "decode":
+        if request.op in ("decode", "parts"):
             self.encoder.remember(sample["net_input"]["src_tokens"])
         else:
             self.encoder.forget()
+        if request.op == "parts":
+            return self.answer_in_parts(request, generator, sample)
         if request.op == "source_state":
             return Answer(source_state_bytes=self.source_state_bytes(generator, sample))
         self.encoder.seconds = 0.0
@@ -125,5 +157,18 @@ class FairseqSystem:
             seconds=time.perf_counter() - started,
             encoder_seconds=None if request.op == "decode" else self.encoder.seconds,
             step_seconds=clock.step_seconds(),
+            state_bytes=self.state_bytes(generator),
             tokens=[without_eos(best[0]["tokens"].tolist()) for best in hypotheses],
         )
+
+    def answer_in_parts(self, request: Request, generator, sample: dict[str, Any]) -> Answer:
+        """The peak of memory is then that of decoding; encoding has its own."""
+        reset_peak()
+        resident = resident_memory()["resident"]
+        parts = time_parts(
+            generator.model,
+            request.length,
+            self.ageing(request),
+            lambda: generator.generate([self.model], sample),
+        )
+        return Answer(parts=self.encoder.facts | parts | {"resident_bytes": resident})

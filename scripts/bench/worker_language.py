@@ -1,7 +1,9 @@
 """Worker for language models of fairseq: stock, or fairseq_el."""
 
+import copy
 import time
 from argparse import Namespace
+from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
 
@@ -12,8 +14,58 @@ from fairseq.models.transformer_lm import TransformerLanguageModel
 from fairseq.sequence_generator import SequenceGenerator
 from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
 
-from bench.protocol import EOS, THREADS, Answer, Request, serve, without_eos
+from bench.parts import age_history, age_stock, time_parts
+from bench.protocol import EOS, THREADS, Answer, Request, reset_peak, resident_memory, serve, without_eos
+from fairseq_el.memory import PromptMemory
+from fairseq_el.prompted import PromptedEnsemble, Prompts
 from fairseq_el.tasks import ELLanguageModelingConfig, ELLanguageModelingTask
+
+SHORT_PROMPT = 6  # tokens: for stock fairseq a prompt is so many more steps
+READ_PROMPTS = 4
+
+
+class ReadPrompts:
+    """Stands in for one ensemble's `read`: a few prompts are read and timed, once for each key, and the batch
+    repeats them."""
+
+    def __init__(self) -> None:
+        self.known: dict[tuple, tuple[PromptMemory, torch.Tensor, dict[str, Any]]] = {}
+        self.facts: dict[str, Any] = {}
+
+    def stand_in(self, ensemble: PromptedEnsemble, key: tuple) -> None:
+        compute = ensemble.read
+
+        def read(prompts: Prompts, *options: Any) -> None:
+            if key not in self.known:
+                self.known[key] = self.read_few(ensemble, compute, prompts, options)
+            few, scores, self.facts = self.known[key]
+            reset_peak()
+            rows = torch.arange(prompts.tokens.size(0)) % scores.size(0)
+            ensemble.memories = [repeated(few, rows, ensemble)]
+            prompts.scores = scores[rows]
+
+        ensemble.read = read  # on this instance only; the class stays as it is
+
+    def read_few(self, ensemble: PromptedEnsemble, compute: Callable, prompts: Prompts, options: tuple):
+        few = Prompts(prompts.tokens[:READ_PROMPTS], prompts.lengths[:READ_PROMPTS], prompts.opening)
+        resident, started = resident_memory()["resident"], time.perf_counter()
+        compute(few, *options)
+        facts = {
+            "sources": few.tokens.size(0),
+            "source_seconds": time.perf_counter() - started,
+            "source_peak_bytes": resident_memory()["peak"] - resident,
+        }
+        return ensemble.memories[0], few.scores, facts
+
+
+def repeated(few: PromptMemory, rows: torch.Tensor, ensemble: PromptedEnsemble) -> PromptMemory:
+    """rows: [b], which prompt of the few each sentence has."""
+    memory = copy.copy(few)
+    memory.decision = ensemble.decision
+    memory.inputs = {layer: states[rows] for layer, states in few.inputs.items()}
+    memory.built = dict(few.built)
+    memory.keep(rows)
+    return memory
 
 
 class LanguageSystem:
@@ -38,22 +90,22 @@ class LanguageSystem:
             raise TypeError(f"expected fairseq's own class, got {type(self.model).__name__}")
         self.model.prepare_for_inference_(Namespace(task=self.task.args, generation=GenerationConfig()))
         self.vocabulary = len(self.task.target_dictionary)
+        self.read_prompts = ReadPrompts()
         self.versions = {"fairseq": version("fairseq-fixed"), "torch": torch.__version__}
 
     def answer(self, request: Request, sources: list[list[int]]) -> Answer:
         """Prompts of `source_length` tokens, the opening </s> among them; `length` tokens follow."""
         prompts = torch.tensor([[EOS, *source[:-1]] for source in sources])  # [b, n]
         end = prompts.size(1) - 1 + request.length - 1
-        search = Namespace(beam=request.beam, max_len_a=0, max_len_b=end, min_len=end)
+        options = {"beam": request.beam, "max_len_a": 0, "max_len_b": end, "min_len": end}
         self.task.args.el_attention = request.attention
-        generator = self.task.build_generator([self.model], search)
+        generator = self.task.build_generator([self.model], Namespace(**options | request.search))
         if self.is_stock and type(generator) is not SequenceGenerator:
             raise TypeError(f"expected fairseq's own generator, got {type(generator).__name__}")
+        if request.op == "parts":
+            return self.answer_in_parts(request, generator, prompts)
         state = self.watch_cache(generator) if self.is_stock else None
-        sample = {
-            "id": torch.arange(len(sources)),
-            "net_input": {"src_tokens": prompts, "src_lengths": torch.full((len(sources),), prompts.size(1))},
-        }
+        sample = self.sample(prompts)
         started = time.perf_counter()
         hypotheses = self.task.inference_step(generator, [self.model], sample)
         return Answer(
@@ -61,6 +113,32 @@ class LanguageSystem:
             source_state_bytes=state[prompts.size(1) - 1] if state else generator.profile.peak_source_bytes,
             tokens=[without_eos(best[0]["tokens"].tolist())[prompts.size(1) - 1 :] for best in hypotheses],
         )
+
+    def sample(self, prompts: torch.Tensor) -> dict[str, Any]:
+        """prompts: [b, n]"""
+        lengths = torch.full((prompts.size(0),), prompts.size(1))
+        return {"id": None, "net_input": {"src_tokens": prompts, "src_lengths": lengths}}
+
+    def answer_in_parts(self, request: Request, generator, prompts: torch.Tensor) -> Answer:
+        """prompts: [b, n]. In stock fairseq they are steps, so that a short one is as good, and where steps are
+        timed at the end, none is left."""
+        if self.is_stock:
+            age, steps = age_stock(self.model.decoder), prompts.size(1) + request.length - 1
+            prompts = prompts[:, :SHORT_PROMPT]
+            facts = {"sources": 0, "source_seconds": 0.0, "source_peak_bytes": 0}
+        else:
+            age, steps = age_history, request.length
+            self.read_prompts.stand_in(generator.model, (prompts.size(1), request.beam, request.attention))
+        reset_peak()
+        resident = resident_memory()["resident"]
+        parts = time_parts(
+            generator.model,
+            steps,
+            age,
+            lambda: self.task.inference_step(generator, [self.model], self.sample(prompts)),
+        )
+        facts = facts if self.is_stock else self.read_prompts.facts
+        return Answer(parts=facts | parts | {"resident_bytes": resident})
 
     def watch_cache(self, generator: SequenceGenerator) -> list[int]:
         """Bytes of stock's keys and values after each step."""

@@ -4,10 +4,12 @@ it."""
 from typing import Any
 
 from fairseq.models.bart import BARTModel
+from fairseq.models.transformer import TransformerModel
 from fairseq.sequence_generator import SequenceGenerator
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
 import fairseq_el.checkpoint  # noqa: F401  lets torch load a released checkpoint's argparse.Namespace
+from bench.parts import age_nothing, age_stock
 from bench.protocol import Request, serve
 from bench.worker_fairseq import FairseqSystem
 
@@ -18,8 +20,8 @@ class StockSystem(FairseqSystem):
     def __init__(self, options: dict[str, Any]):
         self.copied = options["copied"]
         super().__init__(options)
-        if type(self.model) is not BARTModel:
-            raise TypeError(f"expected fairseq's own BARTModel, got {type(self.model).__name__}")
+        if type(self.model) not in (BARTModel, TransformerModel):
+            raise TypeError(f"expected fairseq's own model, got {type(self.model).__name__}")
 
     def setup_task(self, options: dict[str, Any]) -> TranslationTask:
         return TranslationTask.setup_task(
@@ -30,9 +32,14 @@ class StockSystem(FairseqSystem):
         generator = self.task.build_generator([self.model], self.generation_options(request))
         if type(generator) is not SequenceGenerator:
             raise TypeError(f"expected fairseq's own generator, got {type(generator).__name__}")
-        if self.copied or request.beam == 1:
+        if self.copied or request.multi_head or request.beam == 1:
             self.unshare_cache()
+        if request.multi_head == "no-cache":
+            generator.model.has_incremental = False
         return generator
+
+    def ageing(self, request: Request):
+        return age_nothing if request.multi_head == "no-cache" else age_stock(self.model.decoder)
 
     def unshare_cache(self) -> None:
         """Undoes what a generator with beams sets up on the model, and leaves there, for sharing
@@ -42,8 +49,10 @@ class StockSystem(FairseqSystem):
         K and V are then built and kept for every beam, as in the paper's baseline, and the
         encoder's output follows the beams. Older releases of fairseq made K and V follow them too;
         this one knows that rows of the same sentence are equal and leaves them in place, so that it
-        is the faster baseline.
+        is the faster baseline. Only BART shares its cache in the first place.
         """
+        if not isinstance(self.model, BARTModel):
+            return
         self.model.set_beam_size(1)
         vars(self.model.encoder).pop("reorder_encoder_out", None)
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 import transformers
 
-from bench.protocol import EOS, THREADS, Answer, Request, serve, without_eos
+from bench.protocol import EOS, PAD, THREADS, Answer, Request, padded, serve, without_eos
 
 
 class ClosingToken(transformers.LogitsProcessor):
@@ -56,13 +56,13 @@ class TransformersSystem:
 
     def answer(self, request: Request, sources: list[list[int]]) -> Answer:
         """length - 1 words, </s> barred among them, then </s> forced: `length` steps."""
-        tokens = torch.tensor(sources)  # [b, n]
+        tokens = torch.tensor(padded(sources, left=False))  # [b, n]
         self.encoder_seconds = 0.0
         started = time.perf_counter()
         generated = (
             self.model.generate(  # [b, 1 + length], the first being the decoder's start token
                 tokens,
-                attention_mask=torch.ones_like(tokens),
+                attention_mask=tokens.ne(PAD).long(),
                 num_beams=request.beam,
                 do_sample=False,
                 min_new_tokens=request.length - 1,

@@ -1,0 +1,151 @@
+"""The paper's models and tasks: shapes, real lengths, and the ways of searching in `configs/`."""
+
+import functools
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bench import lengths
+from bench.checkpoints import Checkpoint, Released
+from bench.language import LIKE_GPT2
+from bench.protocol import DISTINCT_SENTENCES, Request
+from fairseq_el import presets
+from fairseq_el.errors import UserError
+from fairseq_el.roofline import Shape
+
+SEARCH_OPTIONS = ("lenpen", "diverse_beam_groups", "diverse_beam_strength")
+
+
+@functools.cache
+def options_of(preset: str, search: str) -> dict[str, Any]:
+    """Plans ask for them hundreds of times."""
+    return presets.load(preset, search).options
+
+
+@dataclass(frozen=True)
+class Model:
+    """A checkpoint, and of its shape what memory and time depend on."""
+
+    title: str
+    checkpoint: Checkpoint
+    layers: int  # of the decoder
+    heads: int
+    width: int
+    vocabulary: int
+    parameters: int
+    is_language_model: bool = False
+    shares_cache: bool = True  # between beams, in stock fairseq 0.12
+
+    def shape(self, batch: int, beam: int, length: int) -> Shape:
+        return Shape(batch, beam, length, self.heads, self.width)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is asked of a model: sources as long as a batch of average length has them, outputs of average length."""
+
+    name: str
+    title: str
+    model: Model
+    preset: str
+    source_lengths: tuple[int, ...]
+    output_length: int  # with the closing token
+    searches: tuple[str, ...] = ("beam", "diverse", "greedy")
+
+    @property
+    def longest_source(self) -> int:
+        return max(self.source_lengths)
+
+    @property
+    def mean_source(self) -> float:
+        return sum(self.source_lengths) / len(self.source_lengths)
+
+    def beam(self, search: str) -> int:
+        return options_of(self.preset, search)["beam"]
+
+    def search_options(self, search: str) -> dict[str, Any]:
+        """Blocking n-grams is left out: stock fairseq ignores it on a CPU."""
+        chosen = options_of(self.preset, search)
+        return {name: chosen[name] for name in SEARCH_OPTIONS if name in chosen}
+
+    def request(self, op: str, batch: int, search: str, **options: Any) -> Request:
+        different = len(set(self.source_lengths)) > 1
+        return Request(
+            op,
+            batch,
+            self.longest_source,
+            self.beam(search),
+            options.pop("length", self.output_length),
+            lengths=self.source_lengths if different else (),
+            search=self.search_options(search),
+            **options,
+        )
+
+
+TRANSFORMER = Model(
+    "Transformer 270M",
+    Checkpoint("transformer_vaswani_wmt_en_de_big", vocabulary=30522),
+    layers=6, heads=16, width=1024, vocabulary=30522, parameters=270_000_000, shares_cache=False,
+)  # fmt: skip
+BART = Model(
+    "BART-large", Checkpoint("bart_large"),
+    layers=12, heads=16, width=1024, vocabulary=50264, parameters=406_000_000,
+)  # fmt: skip
+GPT2_SMALL = Model(
+    "GPT-2 small", Checkpoint("transformer_lm_gpt", LIKE_GPT2), layers=12, heads=12, width=768,
+    vocabulary=50264, parameters=124_000_000, is_language_model=True, shares_cache=False,
+)  # fmt: skip
+GPT2_MEDIUM = Model(
+    "GPT-2 medium", Checkpoint("transformer_lm_gpt2_small", LIKE_GPT2), layers=24, heads=16, width=1024,
+    vocabulary=50264, parameters=355_000_000, is_language_model=True, shares_cache=False,
+)  # fmt: skip
+
+
+def gpt2_task(name: str, model: Model) -> Task:
+    """Prompts of one length, as stock fairseq counts the tokens of an output from the prompt's beginning."""
+    preset = options_of("gpt2_cnndm", "beam")
+    prompt = round(lengths.mean("cnndm_source", cut=preset["longest_source"]))
+    return Task(
+        name, "CNN/DailyMail", model, "gpt2_cnndm", (prompt,) * DISTINCT_SENTENCES, preset["max_new_tokens"],
+        searches=("beam", "greedy"),
+    )  # fmt: skip
+
+
+def paper_tasks() -> tuple[Task, ...]:
+    count = DISTINCT_SENTENCES
+    return (
+        Task("squad", "SQuAD 1.1", TRANSFORMER, "squad", lengths.near(lengths.SQUAD_SOURCE, count),
+             round(lengths.SQUAD_OUTPUT)),
+        Task("xsum", "XSum", BART, "xsum", lengths.middle_batch("xsum_source", count),
+             round(lengths.mean("xsum_output"))),
+        Task("cnndm", "CNN/DailyMail", BART, "cnndm", lengths.middle_batch("cnndm_source", count),
+             round(lengths.mean("cnndm_output"))),
+        gpt2_task("gpt2-small", GPT2_SMALL),
+        gpt2_task("gpt2-medium", GPT2_MEDIUM),
+    )  # fmt: skip
+
+
+# The same at toy size.
+TINY = {"encoder_layers": 2, "decoder_layers": 2, "encoder_embed_dim": 64, "encoder_ffn_embed_dim": 128,
+        "encoder_attention_heads": 4, "decoder_attention_heads": 4}  # fmt: skip
+TINY_DECODER = {"decoder_layers": 2, "decoder_embed_dim": 64, "decoder_input_dim": 64, "decoder_output_dim": 64,
+                "decoder_ffn_embed_dim": 128, "decoder_attention_heads": 4}  # fmt: skip
+TINY_SIZE: dict[str, Any] = dict(layers=2, heads=4, width=64, vocabulary=1000, parameters=300_000)
+TINY_BART = Model("toy BART", Checkpoint("bart_large", TINY, vocabulary=1000), **TINY_SIZE)
+TINY_GPT2 = Model(
+    "toy GPT-2", Checkpoint("transformer_lm_gpt", LIKE_GPT2 | TINY_DECODER, vocabulary=1000), **TINY_SIZE,
+    is_language_model=True, shares_cache=False,
+)  # fmt: skip
+QUICK_TASKS = (
+    Task("cnndm", "CNN/DailyMail", TINY_BART, "cnndm", (30, 31, 32), 12),
+    Task("gpt2-small", "CNN/DailyMail", TINY_GPT2, "gpt2_cnndm", (24, 24, 24), 10, searches=("beam", "greedy")),
+)
+
+
+def with_checkpoint(tasks: tuple[Task, ...], path: Path) -> tuple[Task, ...]:
+    """The tasks with a checkpoint of the reader's own, which must be of their model."""
+    models = {task.model.title for task in tasks}
+    if len(models) > 1:
+        raise UserError(f"--path is one checkpoint, but the tasks are for {', '.join(sorted(models))}: add --tasks")
+    checkpoint = Released.at(path)
+    return tuple(replace(task, model=replace(task.model, checkpoint=checkpoint)) for task in tasks)
