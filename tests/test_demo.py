@@ -162,7 +162,7 @@ def make_index(families: int, family_size: int) -> str:
 def test_recipe_joins_paragraphs_to_one_line():
     pairs = importlib.import_module("pairs")
     index = "Package: p\nDescription-en: a synopsis\n One\n  line.\n .\n And  another.\n"
-    assert pairs.read_index(index) == [("One line. And another.", "a synopsis")]
+    assert pairs.read_index(index) == [("p", "One line. And another.", "a synopsis")]
 
 
 def test_recipe_never_splits_a_family():
@@ -172,6 +172,29 @@ def test_recipe_never_splits_a_family():
     assert [len(families[name]) for name in ("test", "valid", "train")] == [1000, 600, 100]
     assert len(set.union(*families.values())) == 1700
     assert len(splits["test"]) == 1000 and len(splits["train"]) == 100 * 6
+
+
+def test_recipe_adds_nothing_that_has_to_do_with_what_is_held_out():
+    pairs = importlib.import_module("pairs")
+
+    def pair(package: str, opening: str, synopsis: str) -> tuple:
+        rest = " ".join(f"{opening.split()[0]}{i}" for i in range(15))
+        return pairs.Pair(package, f"{opening} {rest}", synopsis)
+
+    held_out = pair("p", "the held out description of a package that nobody may see", "tool to be tested")
+    known = pair("q", "known text for training about quite other things than that", "tool to train on")
+    copied = " ".join(held_out.description.split()[4:])
+    more = [
+        pair("p", "another text of the same package in another release altogether", "tool of another name"),
+        pair("p-extra", "the held out description of a package that everybody sees", "tool of the same family"),
+        pair("r", "some text of another package with the same line to learn", "tool to be tested"),
+        pairs.Pair("s", f"copy of {copied}", "tool with a copied text"),
+        pair("t", "something new that is in the other release alone and long", "tool to train on"),
+        pair("u", "something quite new that only the other release has to say", "tool that is new"),
+        pairs.Pair("v", "too short", "tool without a description"),
+    ]
+    splits = {"test": [held_out], "valid": [], "train": [known]}
+    assert [added.package for added in pairs.new_pairs(more, splits)] == ["u"]
 
 
 def test_recipe_masks_about_a_quarter_and_keeps_the_rest_in_order():

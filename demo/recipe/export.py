@@ -1,7 +1,7 @@
-"""Stage 6: from the last checkpoints of training to a small one that stock fairseq loads.
+"""Stages 5 and 7: from the last checkpoints of training to a small one that stock fairseq loads.
 
 Usage: export.py OUT CHECKPOINT... Averages the weights, in half precision, and keeps the options; drops the
-optimiser's state and names the architecture bart_base, which it is once it is trained.
+optimiser's state and history and names the architecture bart_base, which it is once it is trained.
 """
 
 import argparse
@@ -48,6 +48,7 @@ def main(out: str, *checkpoints: str) -> None:
         neutralise(state["cfg"][section])
     state["model"] = average([saved["model"] for saved in states])
     state["last_optimizer_state"] = None
+    state["optimizer_history"] = [state["optimizer_history"][-1] | {"lr_scheduler_state": {}}]
     state["criterion"] = None
     epoch = state["extra_state"]["train_iterator"]["epoch"]
     state["extra_state"] = {"train_iterator": {"epoch": epoch}}

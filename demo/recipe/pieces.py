@@ -1,7 +1,7 @@
 """Stage 2: a SentencePiece model of the training texts, fairseq's dictionary, all texts in pieces.
 
 Usage: pieces.py PAIRS OUT. Writes OUT/sentencepiece.model, OUT/dict.txt and
-OUT/{train,valid,test}.{source,target}.
+OUT/{train,more,valid,test}.{source,target}.
 """
 
 import sys
@@ -52,7 +52,7 @@ def main(pairs: Path, out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     processor = train(pairs, out / "sentencepiece.model")
     write_dictionary(processor, out / "dict.txt")
-    for split in ("train", "valid", "test"):
+    for split in ("train", "more", "valid", "test"):
         for side in ("source", "target"):
             encode(processor, pairs / f"{split}.{side}", out / f"{split}.{side}")
 
