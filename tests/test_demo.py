@@ -252,6 +252,7 @@ def test_recipe_exports_the_mean_in_half_precision_with_tied_weights_stored_once
         "model": fresh_model.state_dict(),
         "extra_state": {"train_iterator": {"epoch": 3, "shuffle": True}, "best": 1.0},
         "last_optimizer_state": {"momentum": torch.zeros(10_000_000)},
+        "optimizer_history": [{"num_updates": 1}, {"num_updates": 2, "lr_scheduler_state": {"best": 1.0}}],
         "criterion": None,
     }
     checkpoints = [str(tmp_path / name) for name in ("earlier.pt", "later.pt")]
@@ -265,5 +266,6 @@ def test_recipe_exports_the_mean_in_half_precision_with_tied_weights_stored_once
     loaded = torch.load(exported, weights_only=True)
     assert loaded["cfg"]["model"].arch == "bart_base"
     assert loaded["cfg"]["common"]["user_dir"] is None
+    assert loaded["optimizer_history"] == [{"num_updates": 2, "lr_scheduler_state": {}}]
     for name, tensor in fresh_model.state_dict().items():
         torch.testing.assert_close(loaded["model"][name], (tensor + 1).half(), atol=1e-3, rtol=1e-3)
