@@ -86,7 +86,7 @@ def read_results(args: argparse.Namespace, exhibit: str, settings) -> dict | Non
 
 
 def run_gpt2(args: argparse.Namespace) -> None:
-    """One model after the other; each is written when it is done, beside what earlier runs found."""
+    """One model after the other; each has a section and a file of its own, written when it is done."""
     settings = language.QUICK if args.quick else language.Settings()
     kinds = chosen(LANGUAGE_SYSTEMS, args)
     for name in args.models or settings.checkpoints:
@@ -95,18 +95,9 @@ def run_gpt2(args: argparse.Namespace) -> None:
         cells = language.plan(settings, kinds)
         rounds = settings.rounds(name, args.repeats)
         loaded, records = driver.run(kinds, cells, rounds, checkpoint, logs=args.output / "logs")
-        environment = describe(loaded)
-        earlier = read_results(args, "gpt2", settings)
-        all_records = (earlier["records"] if earlier else {}) | {name: records}
-        measured = (earlier["measured"] if earlier else {}) | {name: environment}
-        rows = language.figures(settings, all_records)
-        results = {
-            "measured": measured,
-            "figures": rows,
-            "bars": language.bars(settings, rows),
-            "records": all_records,
-        }
-        write(args, "gpt2", asdict(settings), environment, results)
+        rows = language.figures(settings, name, records)
+        results = {"model": name, "figures": rows, "bars": language.bars(settings, rows), "records": records}
+        write(args, language.section(name), asdict(settings), describe(loaded), results)
 
 
 def chosen(systems: dict[str, SystemKind], args: argparse.Namespace) -> list[SystemKind]:
@@ -229,7 +220,11 @@ def run_prepare(args: argparse.Namespace) -> None:
             model.checkpoint.ensure_converted()
 
 
-RENDER = {"generator": generator_report.render, "gpt2": language.render}
+LANGUAGE_MODELS = [*language.Settings().checkpoints, *language.QUICK.checkpoints]
+RENDER = {
+    "generator": generator_report.render,
+    **{language.section(model): language.render for model in LANGUAGE_MODELS},
+}
 
 
 def write(

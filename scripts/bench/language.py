@@ -87,22 +87,26 @@ def plan(settings: Settings, kinds: list[SystemKind]) -> list[Cell]:
     return [cell for cell in cells if cell.requests]
 
 
+def section(model: str) -> str:
+    """Of the page, and the name of the file of results."""
+    return f"gpt2-{model.split()[-1]}"
+
+
 def attention(kind: SystemKind) -> str | None:
     return "auto" if kind.name.startswith("el") else None
 
 
-def figures(settings: Settings, records_of: dict[str, list[Record]]) -> list[dict[str, Any]]:
-    """One row for each model, beam and system."""
+def figures(settings: Settings, model: str, records: list[Record]) -> list[dict[str, Any]]:
+    """One row for each beam and system."""
     rows = []
-    for model, records in records_of.items():
-        for beam in settings.beams:
-            found = whole_rows(select(records, figure="whole", beam=beam))
-            state = {r["attention"]: r["source_state_bytes"] for r in select(records, figure="state", beam=beam)}
-            rows += [{"model": model, "beam": beam, **row} for row in found]
-            rows += [
-                {"model": model, "beam": beam, "system": f"state, {form}", "state_bytes": size}
-                for form, size in state.items()
-            ]
+    for beam in settings.beams:
+        found = whole_rows(select(records, figure="whole", beam=beam))
+        state = {r["attention"]: r["source_state_bytes"] for r in select(records, figure="state", beam=beam)}
+        rows += [{"model": model, "beam": beam, **row} for row in found]
+        rows += [
+            {"model": model, "beam": beam, "system": f"state, {form}", "state_bytes": size}
+            for form, size in state.items()
+        ]
     return rows
 
 
@@ -152,7 +156,7 @@ def state_bar(name: str, cell: list[dict[str, Any]]) -> dict[str, Any]:
 def render(results: dict[str, Any]) -> str:
     settings, rows = results["settings"], results["figures"]
     texts = [
-        *opening("Language models", results),
+        *opening(f"Language models: {results['model']}", results),
         "### Bars\n\n" + bars_table(results["bars"]),
         f"### Prompt and output\n\nPrompts of {settings['prompt_length']} tokens, {settings['length']} new "
         f"tokens, batch {settings['batch']}; everything is timed. Single-precision weights, as GPT-2's are, "
