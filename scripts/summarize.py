@@ -36,6 +36,7 @@ import hashlib
 import itertools
 import json
 import logging
+import math
 import os
 import shutil
 import sys
@@ -53,7 +54,7 @@ import score  # noqa: E402
 
 from fairseq_el import presets, scoring  # noqa: E402
 from fairseq_el.errors import UserError, explain  # noqa: E402
-from fairseq_el.journal import Journal, WholeFile, check_same_job  # noqa: E402
+from fairseq_el.journal import Journal, WholeFile, check_folder, check_same_job  # noqa: E402
 from fairseq_el.presets import Preset  # noqa: E402
 from fairseq_el.shards import Part, Shard  # noqa: E402
 from fairseq_el.summarizer import (  # noqa: E402
@@ -65,6 +66,8 @@ from fairseq_el.summarizer import (  # noqa: E402
 )
 
 WINDOW = 1024  # texts that are read at a time and sorted by length
+LEAST_SUMMARY = 20  # bytes
+DEEPEST = 100  # that values of a JSON object may be nested
 TEXT_FIELDS = ("text", "article", "document")
 BAR = (
     "{desc}{percentage:3.0f}% |{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_noinv_fmt}]{postfix}"
@@ -93,9 +96,9 @@ class Texts:
 
     def _check(self) -> tuple[str, int]:
         digest, count = hashlib.sha256(), 0
-        size = self.file.seek(0, os.SEEK_END)
+        self.size = self.file.seek(0, os.SEEK_END)
         self.file.seek(0)
-        with tqdm(total=size, desc="reading", unit="B", unit_scale=True, delay=2) as bar:
+        with tqdm(total=self.size, desc="reading", unit="B", unit_scale=True, delay=2) as bar:
             for count, line in enumerate(self.file, start=1):
                 self._item(line, count)
                 digest.update(line)
@@ -134,7 +137,9 @@ class Texts:
     def _from_json(self, line: str, number: int) -> Item:
         where = f"line {number} of {self.name}"
         try:
-            record = json.loads(line)
+            record = json.loads(line, parse_float=finite)
+            if line.count("[") + line.count("{") > DEEPEST and depth_of(record) > DEEPEST:
+                raise ValueError(f"its values are nested more than {DEEPEST} deep")  # and might not be written again
         except (ValueError, RecursionError) as error:
             raise UserError(f"{where} is not JSON: write one object a line ({error})") from error
         if not isinstance(record, dict):
@@ -152,6 +157,22 @@ class Texts:
                 "field with --text-field"
             )
         return Item(record[field], record)
+
+
+def finite(number: str) -> float:
+    """JSON has no infinity, which 1e999 would come out as."""
+    if math.isinf(value := float(number)):
+        raise ValueError(f"{number[:20]} is too large a number")
+    return value
+
+
+def depth_of(record: dict[str, Any]) -> int:
+    level: list[Any] = [record]
+    depth = 0
+    while level := [part for value in level for part in (value.values() if isinstance(value, dict) else value)]:
+        level = [value for value in level if isinstance(value, dict | list)]
+        depth += 1
+    return depth
 
 
 def seekable(file: BinaryIO) -> BinaryIO:
@@ -308,6 +329,7 @@ def run(args: argparse.Namespace, changes: dict[str, str]) -> None:
     with contextlib.ExitStack() as stack:
         journal = None
         if args.output != "-":
+            check_folder(Path(args.output), least_output(texts, json_out))
             check_free(args)
             journal = Journal(journal_path(args.output), job, args.resume, args.overwrite)
             stack.callback(journal.close)
@@ -341,9 +363,14 @@ def is_complete(args: argparse.Namespace, job: dict[str, Any]) -> bool:
     return True
 
 
+def least_output(texts: Texts, json_out: bool) -> int:
+    """Bytes, in the journal and in the output: a summary is seldom shorter, and an object comes out with its text,
+    of which escapes may have been up to half."""
+    again = texts.size // 2 if json_out and texts.is_json else 0
+    return again + LEAST_SUMMARY * texts.count
+
+
 def check_free(args: argparse.Namespace) -> None:
-    if Path(args.output).is_dir():
-        raise UserError(f"{args.output} is a folder: give the name of a file in it")
     if Path(args.output).exists() and not (args.overwrite or journal_path(args.output).exists()):
         raise UserError(f"{args.output} exists: give another --output, or replace it with --overwrite")
 
@@ -505,6 +532,12 @@ def further_options(words: list[str]) -> dict[str, str]:
     return options
 
 
+def drop_standard_output() -> None:
+    """Where it can't be written, Python would try again at its end, and complain about that too."""
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def main() -> None:
     parser = command_line()
     args, words = parser.parse_known_args()
@@ -525,6 +558,8 @@ def main() -> None:
         message = explain(error) or (error.strerror or str(error) if is_systems else None)
         if message is None:
             raise
+        if is_systems and args.output == "-":
+            drop_standard_output()
         kept = is_systems and journal_path(args.output).exists()
         hint = "; what was finished is kept, go on with --resume" if kept else ""
         sys.exit(f"summarize: error: {message}{hint}")
