@@ -31,7 +31,7 @@ from fairseq.data import Dictionary
 from fairseq.logging import meters
 from torch import Tensor
 
-from fairseq_el import errors
+from fairseq_el import errors, verify
 from fairseq_el.errors import UserError
 
 NUMBER = re.compile(r"b1|[iu][1248]|f[248]|c8|c16")  # numpy's codes of plain numbers
@@ -144,12 +144,14 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
     Nothing in the file is run. What is wrong with it, if anything, is said by a `UserError`.
     """
     try:
+        verify.check_file(path)
         with Path(path).open("rb") as file:
             state = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:
         raise UserError(errors.explain(error) or errors.unreadable(str(path))) from error
     if not errors.is_from_fairseq(state):
         raise UserError(errors.not_from_fairseq(str(path)))
+    verify.check_weights(state["model"])
     return state
 
 

@@ -199,6 +199,35 @@ def not_from_fairseq(path: str) -> str:
     )
 
 
+def _damaged_checkpoint(exc: BaseException) -> str | None:
+    """Whatever else goes wrong while fairseq builds a model from a file's settings and fills in its weights."""
+    loading = [("load_model_ensemble_and_task", "filename"), ("load_checkpoint_to_cpu", "path")]
+    for function, argument in loading:
+        frame = _frame_in(exc, "fairseq.checkpoint_utils", function)
+        if frame is not None and isinstance(exc, Exception):
+            return (
+                f"{frame.f_locals.get(argument)} can't be loaded: its settings or weights are damaged, or of another "
+                f"fairseq than this ({type(exc).__name__}: {str(exc)[:200]}): get it again, or see what fails with "
+                f"{TRACEBACK_VARIABLE}=1"
+            )
+    return None
+
+
+def _damaged_dictionary(exc: BaseException) -> str | None:
+    frame = _frame_in(exc, "fairseq.data.dictionary", "add_from_file")
+    if frame is None or not isinstance(exc, Exception) or isinstance(exc, OSError):
+        return None
+    opened = frame.f_locals.get("f")
+    return not_a_dictionary(str(getattr(opened, "name", opened)), exc)
+
+
+def not_a_dictionary(path: str, reason: Exception) -> str:
+    return (
+        f"{path} is not a dictionary with a word and its count a line: get the one that came with the checkpoint "
+        f"({str(reason)[:160]})"
+    )
+
+
 def _setting_unknown_to_this_fairseq(exc: BaseException) -> str | None:
     """An old checkpoint whose settings hold a value that today's fairseq does not accept."""
     frame = _frame_in(exc, "fairseq.checkpoint_utils", "load_checkpoint_to_cpu")
@@ -328,7 +357,7 @@ def _file_problem(exc: BaseException) -> str | None:
     if isinstance(exc, PermissionError):
         return f"{name} may not be read or written by this user: change its permissions"
     if not isinstance(exc, FileNotFoundError):
-        return None
+        return f"{name} can't be read or written: {exc.strerror}"
     if re.fullmatch(r"dict\..*txt", Path(name).name):
         return (
             f"the dictionary {name} does not exist: put the dict.txt that came with the checkpoint "
@@ -339,7 +368,7 @@ def _file_problem(exc: BaseException) -> str | None:
 
 def _options_that_clash(exc: BaseException) -> str | None:
     """fairseq checks options with assertions such as '--sampling-topk requires --sampling'."""
-    if not isinstance(exc, AssertionError) or "--" not in str(exc):
+    if not isinstance(exc, AssertionError | ValueError) or not re.search("--[a-z]", str(exc)):
         return None
     return f"the options do not go together: {exc}"
 
@@ -378,6 +407,8 @@ _EXPLAINERS: tuple[Callable[[BaseException], str | None], ...] = (
     _nothing_to_generate,
     _data_not_found,
     _languages_unknown,
-    _options_that_clash,
     _out_of_memory,
+    _damaged_dictionary,
+    _damaged_checkpoint,
+    _options_that_clash,
 )

@@ -6,6 +6,7 @@ Any stretch of it can be read without what comes before, so that processes can s
 import hashlib
 import itertools
 import json
+import math
 import os
 import shutil
 import sys
@@ -21,6 +22,7 @@ from fairseq_el.errors import UserError
 from fairseq_el.shards import Shard
 
 TEXT_FIELDS = ("text", "article", "document")
+DEEPEST = 100  # that values of a JSON object may be nested
 LINES_PER_MARK = 256  # after so many lines the place in the file is noted
 
 
@@ -56,9 +58,9 @@ class Texts:
 
     def _check(self) -> tuple[str, int]:
         digest, count, read = hashlib.sha256(), 0, 0
-        size = self.file.seek(0, os.SEEK_END)
+        self.size = self.file.seek(0, os.SEEK_END)
         self.file.seek(0)
-        with tqdm(total=size, desc="reading", unit="B", unit_scale=True, delay=2) as bar:
+        with tqdm(total=self.size, desc="reading", unit="B", unit_scale=True, delay=2) as bar:
             for count, line in enumerate(self.file, start=1):
                 if count % LINES_PER_MARK == 1:
                     self.marks.append(read)
@@ -106,7 +108,9 @@ class Texts:
     def _from_json(self, line: str, number: int) -> Item:
         where = f"line {number} of {self.name}"
         try:
-            record = json.loads(line)
+            record = json.loads(line, parse_float=finite)
+            if line.count("[") + line.count("{") > DEEPEST and depth_of(record) > DEEPEST:
+                raise ValueError(f"its values are nested more than {DEEPEST} deep")  # and might not be written again
         except (ValueError, RecursionError) as error:
             raise UserError(f"{where} is not JSON: write one object a line ({error})") from error
         if not isinstance(record, dict):
@@ -124,6 +128,22 @@ class Texts:
                 "field with --text-field"
             )
         return Item(record[field], record)
+
+
+def finite(number: str) -> float:
+    """JSON has no infinity, which 1e999 would come out as."""
+    if math.isinf(value := float(number)):
+        raise ValueError(f"{number[:20]} is too large a number")
+    return value
+
+
+def depth_of(record: dict[str, Any]) -> int:
+    level: list[Any] = [record]
+    depth = 0
+    while level := [part for value in level for part in (value.values() if isinstance(value, dict) else value)]:
+        level = [value for value in level if isinstance(value, dict | list)]
+        depth += 1
+    return depth
 
 
 def seekable(file: BinaryIO) -> BinaryIO:

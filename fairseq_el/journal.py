@@ -7,6 +7,7 @@ what job it is. A record that was being written when the job ended is incomplete
 import contextlib
 import json
 import os
+import shutil
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -88,11 +89,7 @@ class Journal:
     def _begin(self, job: dict[str, Any]) -> None:
         self.file.truncate(0)
         self._write(as_line(job))
-        folder = os.open(self.path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync_folder(self.path.parent)
 
     def _write(self, line: bytes) -> None:
         try:
@@ -125,7 +122,8 @@ class Journal:
         if not self.file.closed:
             if not self.count:
                 self.path.unlink(missing_ok=True)
-            self.file.close()
+            with contextlib.suppress(OSError):  # where there is no room for a record, there is none now
+                self.file.close()
 
     def remove(self) -> None:
         self.path.unlink()
@@ -133,16 +131,41 @@ class Journal:
 
 
 def open_for_appending(path: Path) -> BinaryIO:
+    check_folder(path)
+    return path.open("a+b")
+
+
+def sync_folder(path: Path) -> None:
+    """Has the names in a folder survive a loss of power, as `fsync` has the contents of files."""
+    folder = os.open(path, os.O_RDONLY)
     try:
-        return path.open("a+b")
-    except FileNotFoundError as error:
-        raise UserError(f"there is no folder {path.parent}: create it, or correct --output") from error
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def check_folder(path: Path, needed: int = 0) -> None:
+    """Raise a `UserError` if a file of that name and of about so many bytes can't be written: there is a folder or a
+    device in its place, no folder to write it to, or too little room."""
+    if path.is_dir():
+        raise UserError(f"{path} is a folder: give the name of a file in it")
+    if path.exists() and not path.is_file():  # which moving a file into its place would remove
+        raise UserError(f"{path} is a device: give the name of a file, or write to standard output")
+    if not path.parent.is_dir():
+        raise UserError(f"there is no folder {path.parent}: create it, or correct the name of the output")
+    free = shutil.disk_usage(path.parent).free
+    if free < needed:
+        raise UserError(
+            f"{path.parent} has room for {free:,} bytes and the output takes about {needed:,} or more: make room, or "
+            "write elsewhere"
+        )
 
 
 class WholeFile:
     """A file that is under another name until it is whole, and goes if it never is."""
 
     def __init__(self, path: Path):
+        check_folder(path)
         self.path = path
         self.growing = path.with_name(f"{path.name}.tmp")
         self.file = self.growing.open("wb")
@@ -164,6 +187,7 @@ class WholeFile:
         self.file.close()
         os.replace(self.growing, self.path)
         self.is_whole = True
+        sync_folder(self.path.parent)
 
     def discard(self) -> None:
         if self.is_whole:

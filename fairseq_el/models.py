@@ -30,6 +30,7 @@ from fairseq_el.encoder import ELEncoder, FusedSelfAttention
 from fairseq_el.errors import UserError
 from fairseq_el.packed import pack
 from fairseq_el.positions import LearnedAfterPrompt, SinusoidalAfterPrompt
+from fairseq_el.verify import check_weights
 
 PREFIX = "el_"
 FAMILIES = ("transformer", "bart", "transformer_lm")
@@ -44,6 +45,7 @@ class ELModel:
         return to_el_form(super().build_model(args, task))
 
     def upgrade_state_dict_named(self, state_dict, name):
+        check_weights(state_dict)
         for side in ("encoder", "decoder"):
             if hasattr(self, side):
                 check_dictionary(state_dict, side, getattr(self, side).dictionary)

@@ -5,6 +5,7 @@ searching adds to them. A few options more say what becomes of the text around t
 """
 
 import difflib
+import math
 from argparse import Namespace
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -23,6 +24,13 @@ from fairseq_el.errors import UserError
 from fairseq_el.scoring import RougeConfig
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
+LARGEST_FILE = 100_000  # characters
+DEEPEST = 4  # variants, one of them, its options, and one to spare
+COUNTS = (
+    "beam", "nbest", "batch_size", "max_tokens", "max_new_tokens", "longest_source", "keep_sentences",
+    "max_source_positions", "max_target_positions",
+)  # fmt: skip
+OF_ANY_SIGN = ("lenpen", "unkpen")
 CHOICES = {"task": TASK_DATACLASS_REGISTRY, "scoring": SCORER_REGISTRY}
 
 
@@ -112,13 +120,26 @@ def _find(preset: str | Path) -> Path:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
+        with path.open(encoding="utf-8") as file:
+            _check_form(path, file.read(LARGEST_FILE + 1))
         content = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
-    except (yaml.YAMLError, OmegaConfBaseException, UnicodeDecodeError, OSError) as error:
+    except (yaml.YAMLError, OmegaConfBaseException, ValueError, OSError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{path} is not a file of settings in YAML: {reason}") from error
     if not isinstance(content, dict):
         raise UserError(f"{path} is not a file of settings: write a line such as lenpen: 2.0 for each")
     return {str(name): value for name, value in content.items()}
+
+
+def _check_form(path: Path, text: str) -> None:
+    """Raise a `UserError` for a file that would take more memory or time to read than its size suggests."""
+    depth = 0
+    for event in yaml.parse(text[:LARGEST_FILE], Loader=yaml.SafeLoader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if isinstance(event, yaml.AliasEvent) or depth > DEEPEST:
+            raise UserError(f"{path} has references (*name), or values in values: write each option on a line")
+    if len(text) > LARGEST_FILE:
+        raise UserError(f"{path} is larger than any file of settings: give another preset")
 
 
 def _checked(options: dict[str, Any], where: str) -> dict[str, Any]:
@@ -139,12 +160,23 @@ def _checked(options: dict[str, Any], where: str) -> dict[str, Any]:
 def _converted(name: str, value: Any, typed: dict[str, DictConfig], where: str) -> Any:
     if name not in typed:
         raise UserError(f"preset {where}: there is no option {name!r}{_hint(name, typed)}")
+    default = typed[name]._get_node(name)._value()  # type: ignore[union-attr]
     try:
         typed[name][name] = value
-        return typed[name][name]
-    except OmegaConfBaseException as error:
-        reason = str(error).splitlines()[0]
+        converted = typed[name][name]
+    except (OmegaConfBaseException, ValueError, OverflowError) as error:
+        reason = " ".join(str(error).splitlines()[:1])
         raise UserError(f"preset {where}: the value of {name} does not fit: {reason}") from error
+    if isinstance(converted, int | float) and not _is_in_range(name, converted, default):
+        raise UserError(f"preset {where}: the value of {name} does not fit: {converted} is out of range")
+    return converted
+
+
+def _is_in_range(name: str, value: float, default: Any) -> bool:
+    """fairseq has defaults below zero for what is switched off; otherwise it takes such values and goes wrong."""
+    if name in OF_ANY_SIGN or (isinstance(default, int | float) and default < 0):
+        return math.isfinite(value)
+    return (1 if name in COUNTS else 0) <= value < math.inf
 
 
 def _configs(options: dict[str, Any]) -> list[type[FairseqDataclass]]:

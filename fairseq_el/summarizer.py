@@ -7,6 +7,7 @@ turns text into pieces: `sentencepiece.model`, or `encoder.json` and `vocab.bpe`
 import gc
 import hashlib
 import logging
+import re
 import threading
 from argparse import Namespace
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,18 +18,20 @@ from typing import Any, NamedTuple
 import torch
 from fairseq import checkpoint_utils
 from fairseq.data import Dictionary, data_utils
-from fairseq.data.encoders.gpt2_bpe import GPT2BPE, GPT2BPEConfig
-from fairseq.data.encoders.sentencepiece_bpe import SentencepieceBPE, SentencepieceConfig
+from fairseq.data.encoders.gpt2_bpe import GPT2BPE
+from fairseq.data.encoders.sentencepiece_bpe import SentencepieceBPE
 from fairseq.models import BaseFairseqModel
 from fairseq.search import Sampling
 from fairseq.sequence_generator import SequenceGenerator
 from fairseq.tasks import FairseqTask
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
+from omegaconf import DictConfig
 from torch import Tensor
 
-from fairseq_el import presets
-from fairseq_el.errors import UserError, explain, is_out_of_memory
+from fairseq_el import presets, verify
+from fairseq_el.errors import UserError, explain, is_from_fairseq, is_out_of_memory, not_from_fairseq
 from fairseq_el.finite import FiniteEnsemble, NotFinite
+from fairseq_el.models import is_accelerated
 from fairseq_el.presets import Preset
 from fairseq_el.tasks import (
     ELGeneration,
@@ -39,6 +42,7 @@ from fairseq_el.tasks import (
 )
 from fairseq_el.text import one_line, split_sentences
 from fairseq_el.vacant import precision_of
+from fairseq_el.vocabulary import load_dictionary, load_encoding
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +51,7 @@ SENTENCEPIECE_FILES = ("sentencepiece.model", "sentencepiece.bpe.model")
 GPT2_FILES = ("encoder.json", "vocab.bpe")
 TOKENS_PER_BATCH = 12_000  # what fairseq-generate takes where nothing is said
 CHARACTERS_PER_TOKEN = 8  # more than texts have
+NEED_MORE_THAN_TEXT = ("constraints", "lm_path", "prefix_size", "score_reference")  # options of fairseq-generate
 ON_ERROR = ("abort", "skip")  # what becomes of the others when a text can't be summarised
 
 
@@ -108,10 +113,7 @@ class ModelFiles:
         return whole.hexdigest()
 
     def build_encoding(self) -> SentencepieceBPE | GPT2BPE:
-        if len(self.encoding) == 1:
-            return SentencepieceBPE(SentencepieceConfig(sentencepiece_model=str(self.encoding[0])))
-        encoder, merges = map(str, self.encoding)
-        return GPT2BPE(GPT2BPEConfig(gpt2_encoder_json=encoder, gpt2_vocab_bpe=merges))
+        return load_encoding(self.encoding)
 
 
 def find_encoding(place: Path) -> tuple[Path, ...]:
@@ -145,6 +147,8 @@ class Vocabulary:
         size = CHARACTERS_PER_TOKEN * longest
         while True:
             part = text if len(text) <= size else text[:size].rsplit(maxsplit=1)[0]  # no word in two
+            if part is not text and len(part) < size // 2:  # before a run of spaces, or a word, as long as that
+                part = text[:size]
             pieces = self.encode(part)
             if len(pieces) > longest or part is text:
                 return pieces[:longest], len(pieces) > longest
@@ -181,12 +185,15 @@ def load_task(preset: Preset, files: ModelFiles, saved: Any, stock: bool) -> tup
             raise UserError(
                 "stock fairseq can't count tokens from the end of a prompt: leave out --attention stock"
             )
-        files.dictionary("source")  # says so if there is none
+        load_dictionary(files.dictionary("source"))  # says so if there is none, or it is damaged
         language = configured(ELLanguageModelingConfig, preset, files)
         return ELLanguageModelingTask.setup_task(language), language
     config = configured(TranslationConfig if stock else ELTranslationConfig, preset, files)
-    source, target = (getattr(saved.task, f"{side}_lang", None) or side for side in ("source", "target"))
-    dictionaries = [Dictionary.load(str(files.dictionary(side))) for side in (source, target)]
+    named = {side: getattr(saved.task, f"{side}_lang", None) for side in ("source", "target")}
+    languages = [str("" if language is None else language) or side for side, language in named.items()]
+    if not all(re.fullmatch(r"[\w.@-]{1,99}", language) for language in languages):
+        raise UserError(f"the settings in {files.checkpoint} are damaged, they name no languages: get the file again")
+    dictionaries = [load_dictionary(files.dictionary(language)) for language in languages]
     return (TranslationTask if stock else ELTranslationTask)(config, *dictionaries), config
 
 
@@ -196,10 +203,27 @@ def configured(config_class: type, preset: Preset, files: ModelFiles) -> Any:
     return config_class(data=str(files.checkpoint.parent), **options)
 
 
+def load_state(path: Path) -> dict[str, Any]:
+    """A checkpoint in today's form, with which fairseq will do nothing but build a model."""
+    verify.check_file(path)
+    state = checkpoint_utils.load_checkpoint_to_cpu(str(path))
+    settings = state.get("cfg")
+    if not is_from_fairseq(state) or not has_settings(settings, "task") or not has_settings(settings, "model"):
+        raise UserError(not_from_fairseq(str(path)))
+    verify.check_weights(state["model"])
+    verify.check_settings(state["cfg"].model, path.stat().st_size)
+    return state
+
+
+def has_settings(settings: Any, name: str) -> bool:
+    part = settings.get(name) if isinstance(settings, DictConfig) else None
+    return isinstance(part, Namespace) or (isinstance(part, DictConfig) and part.get("_name") is not None)
+
+
 def load_model(
     files: ModelFiles, preset: Preset, stock: bool, fp16: bool, cpu: bool
 ) -> tuple[FairseqTask, BaseFairseqModel]:
-    state = checkpoint_utils.load_checkpoint_to_cpu(str(files.checkpoint))
+    state = load_state(files.checkpoint)
     task, config = load_task(preset, files, state["cfg"], stock)
     on_gpu = torch.cuda.is_available() and not cpu
     if not on_gpu and getattr(config, "el_packing", None) == "auto":  # packing takes either precision
@@ -381,10 +405,12 @@ class Summarizer(SourceReader):
         if deterministic:
             preset = one_by_one(preset)
             torch.set_num_threads(1)
+        if unusable := [name for name in NEED_MORE_THAN_TEXT if preset.options.get(name)]:
+            raise UserError(f"the preset {preset.name} sets {unusable[0]}, which needs more than texts: leave it out")
         files = ModelFiles.find(model, bpe)
         try:
             task, loaded = load_model(files, preset, stock, fp16, cpu)
-            vocabulary = Vocabulary(files.build_encoding())
+            summarizer = cls(task, loaded, Vocabulary(files.build_encoding()), preset, seed)
         except Exception as error:
             message = explain(error)
             if message is None or isinstance(error, UserError):
@@ -395,7 +421,7 @@ class Summarizer(SourceReader):
                 "stock fairseq ignores no_repeat_ngram_size without its CUDA extension; to compare token for "
                 "token, run fairseq_el without el_block_ngrams"
             )
-        return cls(task, loaded, vocabulary, preset, seed)
+        return summarizer
 
     def __call__(self, texts: Iterable[str], on_error: str = "abort") -> list[str]:
         """A summary of each text, in their order; none, that is "", of blank ones.
@@ -445,7 +471,9 @@ class Summarizer(SourceReader):
             problem = str(error)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
-                raise
+                if is_accelerated(self.model):
+                    raise
+                raise UserError(f"stock fairseq, which runs this model, fails on it: {one_line(str(error))}") from error
             problem = "there is not enough memory for it, even alone"
             self._warn_once(len(places))
         # Not before here: the traceback of the error has held all tensors of the attempt.

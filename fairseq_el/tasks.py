@@ -3,11 +3,13 @@
 import atexit
 import functools
 import logging
+import os
 import re
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
 import torch
+from fairseq import utils
 from fairseq.dataclass import ChoiceEnum
 from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY, FairseqTask, register_task
 from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
@@ -15,8 +17,10 @@ from fairseq.tasks.translation import TranslationConfig, TranslationTask
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
+from fairseq_el import verify
 from fairseq_el.errors import UserError
-from fairseq_el.generator import ELSequenceGenerator, ELSequenceGeneratorWithAlignment
+from fairseq_el.finite import NotFinite
+from fairseq_el.generator import ELSequenceGenerator, ELSequenceGeneratorWithAlignment, take_rows
 from fairseq_el.models import FAMILIES, has_el_form, to_el_form
 from fairseq_el.prompted import ELLanguageGenerator
 from fairseq_el.scoring import RougeValidation
@@ -31,8 +35,18 @@ class ELGeneration:
     cfg: Any  # the task's
     vacant_dtype: torch.dtype | None = None
     """Set for models that will be packed as soon as they are loaded: the precision of the checkpoint."""
+    checkpoint_size: int | None = None  # in bytes, of the largest that a command line loads
+
+    @classmethod
+    def setup_task(cls, cfg, **kwargs):
+        size = check_checkpoints(cfg)
+        task = super().setup_task(cfg, **kwargs)
+        task.checkpoint_size = size
+        return task
 
     def build_model(self, cfg, from_checkpoint=False):
+        if from_checkpoint:
+            verify.check_settings(cfg, self.checkpoint_size)
         build = functools.partial(super().build_model, cfg, from_checkpoint)
         if from_checkpoint and self.vacant_dtype is not None:
             model = build_vacant(build, self.vacant_dtype)
@@ -60,10 +74,27 @@ class ELGeneration:
                 seq_gen_cls = ELLanguageGenerator
                 extra_gen_cls_kwargs = self.prompt_options() | extra_gen_cls_kwargs
         generator = super().build_generator(models, args, seq_gen_cls, extra_gen_cls_kwargs, **kwargs)
-        if getattr(self.options(), "el_profile", False) and isinstance(generator, ELSequenceGenerator):
-            generator.profile.watch(models)
-            atexit.register(generator.profile.print_report)
+        if isinstance(generator, ELSequenceGenerator):
+            generator.model.checks_finite = self.checkpoint_size is not None
+            if getattr(self.options(), "el_profile", False):
+                generator.profile.watch(models)
+                atexit.register(generator.profile.print_report)
         return generator
+
+    def inference_step(self, generator, models, sample, prefix_tokens=None, constraints=None):
+        try:
+            return super().inference_step(generator, models, sample, prefix_tokens, constraints)
+        except NotFinite as error:
+            if sample.get("id") is None:
+                raise
+            failed, ids = error, sample["id"].tolist()
+        for row, number in enumerate(ids):  # each alone, to tell which it is
+            part = [take_rows(x, slice(row, row + 1), len(ids)) for x in (sample, prefix_tokens, constraints)]
+            try:
+                super().inference_step(generator, models, *part)
+            except NotFinite as error:
+                raise NotFinite(f"sentence {number}: {error}") from error
+        raise failed
 
     def options(self):
         """The task's settings; older tasks of fairseq keep them under another name."""
@@ -134,11 +165,27 @@ class ELOptions:
     )
 
 
+def command_of(cfg) -> Any:
+    """The whole configuration of a command line, of which this is the task's; None elsewhere."""
+    whole = cfg._get_parent() if OmegaConf.is_config(cfg) else None
+    return whole if whole is not None and "task" in whole else None
+
+
 def save_stock_name(cfg, stock_name: str) -> None:
     """Training saves the whole configuration; under the stock task's name, stock fairseq can load it."""
-    whole = cfg._get_parent() if OmegaConf.is_config(cfg) else None
-    if whole is not None and "task" in whole:
+    whole = command_of(cfg)
+    if whole is not None:
         whole.task._name = stock_name
+
+
+def check_checkpoints(cfg) -> int | None:
+    """Looks into the files that a command line is about to load; returns the size of the largest in bytes."""
+    whole = command_of(cfg)
+    path = whole.common_eval.path if whole is not None and "common_eval" in whole else None
+    files = [file for file in utils.split_paths(path) if os.path.isfile(file)] if path else []
+    for file in files:
+        verify.check_file(file)
+    return max(map(os.path.getsize, files), default=None)
 
 
 @dataclass
@@ -183,9 +230,9 @@ class ELLanguageModelingTask(ELGeneration, LanguageModelingTask):
     """fairseq's `language_modeling`, generating with EL-attention on prompts that are read in one go."""
 
     @classmethod
-    def setup_task(cls, args, **kwargs):
-        save_stock_name(args, "language_modeling")
-        return super().setup_task(args, **kwargs)
+    def setup_task(cls, cfg, **kwargs):
+        save_stock_name(cfg, "language_modeling")
+        return super().setup_task(cfg, **kwargs)
 
     def get_batch_iterator(self, dataset, *args, max_positions=None, **kwargs):
         if getattr(self.args, "truncate_prompt", False):

@@ -29,7 +29,7 @@ from torch import Tensor
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT))  # for fairseq_el where it isn't installed
 
-from make_checkpoint import configuration, current_state, quiet, training_args  # noqa: E402
+from make_checkpoint import configuration, current_state, quiet, training_args, whole  # noqa: E402
 
 with quiet():
     from fairseq_el import checkpoint, errors, huggingface
@@ -70,7 +70,7 @@ def convert(source: Path, output: Path, dtype: torch.dtype | None = None) -> Pat
     path = output / "model.pt"
     with quiet():
         cfg = configuration(training_args(arch, task, seed=1, settings=settings))
-    with path.open("wb") as file:
+    with whole(path) as file:
         torch.save(untrained(current_state(cfg, state_dict)), file)
     return path
 
@@ -108,8 +108,10 @@ def convert_back(source: Path, output: Path, dtype: torch.dtype | None = None) -
     write_json(output / "generation_config.json", huggingface.GENERATION)
     write_json(output / "vocab.json", vocabulary)
     write_merges(output / "merges.txt", merges)
-    save_file(weights, output / "model.safetensors", metadata={"format": "pt"})
-    return output / "model.safetensors"
+    path = output / "model.safetensors"
+    with whole(path) as file:
+        save_file(weights, file.name, metadata={"format": "pt"})
+    return path
 
 
 def storable(weights: dict[str, Tensor], is_tied: bool, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -249,12 +251,14 @@ def read_pickled(path: Path) -> Mapping[str, Tensor]:
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=None if len(content) > 100 else 2) + "\n")
+    with whole(path) as file:
+        file.write((json.dumps(content, indent=None if len(content) > 100 else 2) + "\n").encode())
 
 
 def write_merges(path: Path, merges: Merges) -> None:
     lines = [VERSION_LINE, *(" ".join(pair) for pair in merges)]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8", newline="\n")
+    with whole(path) as file:
+        file.write(("\n".join(lines) + "\n").encode())
 
 
 def write_dictionaries(output: Path, symbols: list[str], task: str) -> None:
@@ -262,7 +266,8 @@ def write_dictionaries(output: Path, symbols: list[str], task: str) -> None:
     content = "".join(f"{symbol} 1\n" for symbol in symbols)
     sides = ("source.", "target.") if task == "translation" else ()
     for side in ("", *sides):
-        (output / f"dict.{side}txt").write_text(content, encoding="utf-8")
+        with whole(output / f"dict.{side}txt") as file:
+            file.write(content.encode())
 
 
 # --- command line --------------------------------------------------------------------------------

@@ -41,8 +41,9 @@ from summarize import add_model_arguments, further_options  # noqa: E402
 
 from fairseq_el import presets, scoring  # noqa: E402
 from fairseq_el.errors import UserError, explain  # noqa: E402
+from fairseq_el.journal import WholeFile, check_folder  # noqa: E402
 from fairseq_el.presets import Preset  # noqa: E402
-from fairseq_el.summarizer import ModelFiles, Summarizer, Vocabulary, as_summary  # noqa: E402
+from fairseq_el.summarizer import ModelFiles, Summarizer, Vocabulary, as_summary, load_state  # noqa: E402
 from fairseq_el.text import one_line, read_lines  # noqa: E402
 
 STOCK = ["--user-dir", "scripts/stock_gauge", "--task", "gauged_translation"]
@@ -269,10 +270,27 @@ def read_results(path: Path) -> list[dict[str, Any]]:
 
 
 def append_result(path: Path, row: dict[str, Any]) -> None:
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(row) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+    """Adds a whole row or none."""
+    before = path.stat().st_size if path.exists() else 0
+    try:
+        with path.open("ab") as file:
+            file.write(json.dumps(row).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        if path.exists():
+            os.truncate(path, before)
+        raise
+
+
+def check_results(path: Path) -> None:
+    """Says what is wrong with the table, or with its folder, before hours of work and not after."""
+    check_folder(path)
+    read_results(path)
+    is_new = not path.exists()
+    path.open("ab").close()
+    if is_new:
+        path.unlink()
 
 
 def as_cells(row: dict[str, Any], kinds: list[str]) -> list[str]:
@@ -320,7 +338,9 @@ def run(args: argparse.Namespace, changes: dict[str, str]) -> None:
         changes = {"el_attention": args.attention} | changes
     preset = presets.load(args.preset, args.variant).changed(**changes)
     files = ModelFiles.find(args.model, args.bpe)
-    read_results(args.results)  # says what is wrong with it before hours of work, and not after
+    check_results(args.results)
+    if args.attention == "stock":
+        load_state(files.checkpoint)  # and refuses what stock fairseq would run
     name = "-".join([preset.name, preset.variant, args.attention] + ["fp16"] * args.fp16)
     build = (args.build / name).resolve()
     build.mkdir(parents=True, exist_ok=True)
@@ -334,7 +354,8 @@ def run(args: argparse.Namespace, changes: dict[str, str]) -> None:
         data = make_prompts(args, preset, build)
     output = generate(args, preset, files, data, build / "generate.log")
     references, summaries = texts_of(output, data, preset, Vocabulary(files.build_encoding()))
-    (build / "summaries.txt").write_text("".join(f"{summary}\n" for summary in summaries), encoding="utf-8")
+    with WholeFile(build / "summaries.txt") as whole:
+        whole.file.writelines(f"{summary}\n".encode() for summary in summaries)
     append_result(args.results, row_of(args, preset, files, output, scores_of(references, summaries, preset)))
     print_table(read_results(args.results))
 

@@ -19,6 +19,7 @@ import dataclasses
 import io
 import logging
 import math
+import os
 import pickle
 import random
 import shlex
@@ -125,7 +126,7 @@ def make_checkpoint(
     model.half()  # in place, so that tied weights stay tied; values that half precision can hold
     state_dict = model.state_dict() if dtype == "fp16" else model.float().state_dict()
     path = output / "model.pt"
-    with path.open("wb") as file:
+    with whole(path) as file:
         if legacy:
             save_legacy(legacy_state(args, state_dict, settings), file)
         else:
@@ -168,7 +169,8 @@ def write_dictionaries(output: Path, task: str, rows: int, mask: bool) -> Any:
         lines.append("<mask> 0\n")
     sides = ("source.", "target.") if task == "translation" else ()
     for name in ("dict.txt", *(f"dict.{side}txt" for side in sides)):
-        (output / name).write_text("".join(lines), encoding="utf-8")
+        with whole(output / name) as file:
+            file.writelines(line.encode() for line in lines)
     return Dictionary.load(str(output / "dict.txt"))
 
 
@@ -288,6 +290,27 @@ def gain_of(name: str, is_context: bool, layers: int) -> float:
     if "out_proj" in name or "fc2" in name:  # what a branch adds to the residual stream
         return (2.4 if is_context else 0.6) / math.sqrt(layers)
     return 1.0
+
+
+# --- files -----------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def whole(path: Path) -> Iterator[IO[bytes]]:
+    """A file that is under another name until it is whole, and goes if it never is."""
+    growing = path.with_name(f"{path.name}.tmp")
+    try:
+        with growing.open("wb") as file:
+            yield file
+        with growing.open("rb") as written:  # whoever wrote it
+            os.fsync(written.fileno())
+        os.replace(growing, path)
+    except OSError:
+        raise
+    except Exception as error:  # torch and safetensors have errors of their own for a full disk
+        raise OSError(f"{path} can't be written: {str(error).splitlines()[0]}") from error
+    finally:
+        growing.unlink(missing_ok=True)
 
 
 # --- file formats --------------------------------------------------------------------------------

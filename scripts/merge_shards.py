@@ -21,7 +21,7 @@ logging.getLogger("fairseq").setLevel(logging.WARNING)  # it lists what it could
 import deferred  # noqa: E402, F401, I001  (first: it makes the imports below faster)
 
 from fairseq_el.errors import UserError, explain  # noqa: E402
-from fairseq_el.journal import WholeFile, differences  # noqa: E402
+from fairseq_el.journal import WholeFile, check_folder, differences  # noqa: E402
 from fairseq_el.shards import Part  # noqa: E402
 
 NAMED = 10  # shards that a message lists
@@ -108,10 +108,9 @@ def merge(parts: list[Part], target: BinaryIO) -> None:
 
 def run(args: argparse.Namespace) -> None:
     outputs = outputs_of(args.parts)
-    if args.output in outputs or args.output.is_dir():
-        raise UserError(f"--output {args.output} is a shard or a folder: give another name")
-    if not args.output.parent.is_dir():
-        raise UserError(f"there is no folder {args.output.parent}: create it, or correct --output")
+    if args.output in outputs:
+        raise UserError(f"--output {args.output} is a shard: give another name")
+    check_folder(args.output, sum(output.stat().st_size for output in outputs if output.is_file()))
     if args.output.exists() and not args.overwrite:
         raise UserError(f"{args.output} exists: give another --output, or replace it with --overwrite")
     parts = [read_part(output) for output in outputs]

@@ -21,13 +21,14 @@ import json
 import logging
 import multiprocessing
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from multiprocessing.pool import Pool
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from tqdm import tqdm
 
@@ -36,6 +37,7 @@ logging.getLogger("fairseq").setLevel(logging.WARNING)  # it lists what it could
 from fairseq.data.encoders.gpt2_bpe_utils import Encoder, get_encoder  # noqa: E402
 
 from fairseq_el.errors import UserError, explain  # noqa: E402
+from fairseq_el.journal import WholeFile  # noqa: E402
 from fairseq_el.scoring import available_cores  # noqa: E402
 from fairseq_el.text import one_line, read_lines, split_sentences  # noqa: E402
 
@@ -236,8 +238,8 @@ def write_text(pairs: Iterable[Pair], prefix: Path, with_sentences: bool) -> int
     kept = empty = 0
     with contextlib.ExitStack() as stack:
 
-        def create(side: str) -> IO[str]:
-            return stack.enter_context(prefix.with_suffix(f".{side}").open("w", encoding="utf-8"))
+        def create(side: str) -> BinaryIO:
+            return stack.enter_context(WholeFile(prefix.with_suffix(f".{side}"))).file
 
         source, target = create("source"), create("target")
         references = create("references") if with_sentences else None
@@ -246,10 +248,10 @@ def write_text(pairs: Iterable[Pair], prefix: Path, with_sentences: bool) -> int
                 empty += 1
                 continue
             kept += 1
-            source.write(f"{pair.source}\n")
-            target.write(f"{pair.target}\n")
+            source.write(f"{pair.source}\n".encode())
+            target.write(f"{pair.target}\n".encode())
             if references is not None:
-                references.write(f"{' <n> '.join(pair.sentences)}\n")
+                references.write(f"{' <n> '.join(pair.sentences)}\n".encode())
     left_out = f", {empty:,} left out because a side is empty" if empty else ""
     print(f"{prefix.name}: {kept:,} pairs{left_out}")
     return kept
@@ -290,12 +292,12 @@ def encode_file(pool: Pool, bpe: Path, text: Path, encoded: Path, total: int) ->
     """Encodes a file in all processes; line by line the output belongs to the input."""
     encoded.parent.mkdir(parents=True, exist_ok=True)
     with (
-        encoded.open("w", encoding="utf-8") as file,
+        WholeFile(encoded) as whole,
         tqdm(total=total, desc=f"encoding {text.name}", unit=" lines", mininterval=1) as bar,
     ):
         groups = in_groups(read_lines(text), LINES_PER_CALL)
         for lines in pool.imap(functools.partial(encode_lines, bpe), groups):
-            file.writelines(f"{line}\n" for line in lines)
+            whole.file.writelines(f"{line}\n".encode() for line in lines)
             bar.update(len(lines))
 
 
@@ -311,10 +313,13 @@ def in_groups(lines: Iterable[str], size: int) -> Iterator[list[str]]:
 
 
 def binarise(output: Path, dictionary: Path, counts: dict[str, int]) -> None:
-    """Runs `fairseq-preprocess`; what it says is kept in a file and shown if it fails."""
+    """Runs `fairseq-preprocess`; what it says is kept in a file and shown if it fails. The folder has another name
+    until it is whole."""
+    growing, whole = output / "bin.tmp", output / "bin"
+    shutil.rmtree(growing, ignore_errors=True)
     workers = max(1, min(available_cores(), min(counts.values()) // 100))
     command = [
-        str(Path(sys.executable).with_name("fairseq-preprocess")), "--destdir", str(output / "bin"),
+        str(Path(sys.executable).with_name("fairseq-preprocess")), "--destdir", str(growing),
         "--source-lang", "source", "--target-lang", "target",
         "--srcdict", str(dictionary), "--tgtdict", str(dictionary), "--workers", str(workers),
     ]  # fmt: skip
@@ -327,6 +332,9 @@ def binarise(output: Path, dictionary: Path, counts: dict[str, int]) -> None:
     if failed:
         last = log.read_text(errors="replace").strip().splitlines()[-1:] or ["it said nothing"]
         raise UserError(f"fairseq-preprocess failed: {last[0]} (all it said: {log})")
+    if whole.exists():
+        shutil.rmtree(whole)
+    growing.rename(whole)
 
 
 # ---- command line

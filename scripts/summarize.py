@@ -38,6 +38,7 @@ import hashlib
 import importlib
 import json
 import logging
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,12 +55,13 @@ from fairseq_el import presets, scoring  # noqa: E402
 from fairseq_el.errors import UserError, explain  # noqa: E402
 from fairseq_el.inputs import TEXT_FIELDS, Item, Texts  # noqa: E402
 from fairseq_el.jobs import Engine, Finished, OneProcess, Run  # noqa: E402
-from fairseq_el.journal import Journal, WholeFile, check_same_job  # noqa: E402
+from fairseq_el.journal import Journal, WholeFile, check_folder, check_same_job  # noqa: E402
 from fairseq_el.presets import Preset  # noqa: E402
 from fairseq_el.shards import Part, Shard  # noqa: E402
 from fairseq_el.summarizer import ON_ERROR, ModelFiles, Summarizer, one_by_one  # noqa: E402
 
 WINDOW = 1024  # texts that are read at a time and sorted by length
+LEAST_SUMMARY = 20  # bytes
 BAR = (
     "{desc}{percentage:3.0f}% |{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_noinv_fmt}]{postfix}"
 )
@@ -134,6 +136,7 @@ def run(args: argparse.Namespace, changes: dict[str, str]) -> None:
     with contextlib.ExitStack() as stack:
         journal = None
         if args.output != "-":
+            check_folder(Path(args.output), least_output(texts, json_out))
             check_free(args)
             journal = Journal(journal_path(args.output), job, args.resume, args.overwrite)
             stack.callback(journal.close)
@@ -167,9 +170,14 @@ def is_complete(args: argparse.Namespace, job: dict[str, Any]) -> bool:
     return True
 
 
+def least_output(texts: Texts, json_out: bool) -> int:
+    """Bytes, in the journal and in the output: a summary is seldom shorter, and an object comes out with its text,
+    of which escapes may have been up to half."""
+    again = texts.size // 2 if json_out and texts.is_json else 0
+    return again + LEAST_SUMMARY * texts.count
+
+
 def check_free(args: argparse.Namespace) -> None:
-    if Path(args.output).is_dir():
-        raise UserError(f"{args.output} is a folder: give the name of a file in it")
     if Path(args.output).exists() and not (args.overwrite or journal_path(args.output).exists()):
         raise UserError(f"{args.output} exists: give another --output, or replace it with --overwrite")
 
@@ -364,6 +372,12 @@ def further_options(words: list[str]) -> dict[str, str]:
     return options
 
 
+def drop_standard_output() -> None:
+    """Where it can't be written, Python would try again at its end, and complain about that too."""
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def main() -> None:
     parser = command_line()
     args, words = parser.parse_known_args()
@@ -390,6 +404,8 @@ def main() -> None:
         message = explain(error) or (error.strerror or str(error) if is_systems else None)
         if message is None:
             raise
+        if is_systems and args.output == "-":
+            drop_standard_output()
         kept = is_systems and journal_path(args.output).exists()
         hint = "; what was finished is kept, go on with --resume" if kept else ""
         sys.exit(f"summarize: error: {message}{hint}")
