@@ -124,7 +124,7 @@ def _read(path: Path) -> dict[str, Any]:
             _check_form(path, file.read(LARGEST_FILE + 1))
         content = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
     except (yaml.YAMLError, OmegaConfBaseException, ValueError, OSError) as error:
-        reason = " ".join(str(error).split())
+        reason = " ".join(str(error).split())[:300]
         raise UserError(f"{path} is not a file of settings in YAML: {reason}") from error
     if not isinstance(content, dict):
         raise UserError(f"{path} is not a file of settings: write a line such as lenpen: 2.0 for each")
@@ -147,7 +147,7 @@ def _checked(options: dict[str, Any], where: str) -> dict[str, Any]:
     for name, choices in CHOICES.items():
         if name in options and options[name] not in choices:
             hint = _hint(options[name], choices)
-            raise UserError(f"preset {where}: there is no {name} {options[name]!r}{hint}")
+            raise UserError(f"preset {where}: there is no {name} {str(options[name])[:40]!r}{hint}")
     typed: dict[str, DictConfig] = {}
     for config in _configs(options):
         typed |= dict.fromkeys(_fields(config), OmegaConf.structured(config))
@@ -159,13 +159,13 @@ def _checked(options: dict[str, Any], where: str) -> dict[str, Any]:
 
 def _converted(name: str, value: Any, typed: dict[str, DictConfig], where: str) -> Any:
     if name not in typed:
-        raise UserError(f"preset {where}: there is no option {name!r}{_hint(name, typed)}")
+        raise UserError(f"preset {where}: there is no option {name[:40]!r}{_hint(name[:40], typed)}")
     default = typed[name]._get_node(name)._value()  # type: ignore[union-attr]
     try:
         typed[name][name] = value
         converted = typed[name][name]
     except (OmegaConfBaseException, ValueError, OverflowError) as error:
-        reason = " ".join(str(error).splitlines()[:1])
+        reason = " ".join(str(error).splitlines()[:1])[:200]
         raise UserError(f"preset {where}: the value of {name} does not fit: {reason}") from error
     if isinstance(converted, int | float) and not _is_in_range(name, converted, default):
         raise UserError(f"preset {where}: the value of {name} does not fit: {converted} is out of range")

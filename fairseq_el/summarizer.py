@@ -26,6 +26,7 @@ from fairseq.sequence_generator import SequenceGenerator
 from fairseq.tasks import FairseqTask
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor
 
 from fairseq_el import presets, verify
@@ -413,6 +414,8 @@ class Summarizer(SourceReader):
             summarizer = cls(task, loaded, Vocabulary(files.build_encoding()), preset, seed)
         except Exception as error:
             message = explain(error)
+            if message is None and isinstance(error, OmegaConfBaseException):  # the preset's are explained already
+                message = f"the settings in {files.checkpoint} are damaged: get it again ({str(error).splitlines()[0]})"
             if message is None or isinstance(error, UserError):
                 raise
             raise UserError(message) from error
@@ -519,6 +522,9 @@ class Summarizer(SourceReader):
                 f"summaries of at least min_len {settings.min_len} tokens can't have at most {longest} "
                 f"(max_len_b) and fit in the model's {settings.max_len - 1}: set a smaller min_len"
             )
+        groups = getattr(settings.search, "num_groups", 1)
+        if settings.beam_size % groups:
+            raise UserError(f"{settings.beam_size} beams can't be parted into {groups} groups: set another beam")
 
     def _sample(self, sources: Sequence[Source]) -> dict[str, dict[str, Tensor]]:
         """As fairseq's data sets collate sources, [b, n]: with </s> behind and padding in front, or, for

@@ -198,7 +198,7 @@ def _check_sizes(values: dict[str, Any], size: int | None) -> None:
         if size is not None and weights > size:
             raise _damaged(f"describe a model of {weights:,} weights, which don't fit in its {size:,} bytes")
     for name, value in values.items():
-        optional = name != "dropout" and value is None
+        optional = name not in ("dropout", "attention_dropout", "activation_dropout") and value is None
         if PROBABILITIES.fullmatch(name) and not optional and not (_is_number(value) and 0 <= value <= 1):
             raise _damaged(f"have {str(value)[:40]!r} as {name}")
     for name in POSITIONS:
@@ -214,7 +214,8 @@ def _count(name: str, value: Any) -> int:
     """0 for what is not there, or is of another kind of model."""
     if value is None or isinstance(value, str | list):
         return 0
-    if type(value) is not int or value < 1:
+    least = 0 if name.endswith("_layers") else 1  # fairseq builds sides without a layer, too
+    if type(value) is not int or value < least:
         raise _damaged(f"have {value!r} as {name}")
     return value
 
