@@ -213,7 +213,7 @@ def soak(args: argparse.Namespace) -> dict[str, Any]:
     print(f"disturbed: took {calm['seconds']:.0f} s without", flush=True)
     rough = run_disturbed(args)
     results = {
-        "environment": describe({}),
+        "environment": describe({}) | {"command": f"scripts/soak.py --texts {args.texts}"},
         "texts": args.texts,
         "undisturbed": calm,
         "disturbed": rough,
