@@ -82,7 +82,7 @@ class PlainWeight:
 def onednn_is_faster() -> bool:
     """Than MKL, which `F.linear` calls, for many rows.
 
-    On an AMD EPYC with AVX-512, oneDNN does 183 to 213 GFLOP/s at 256 to 4,096 rows and MKL 143 to 187; on one with
+    On an AMD EPYC with AVX-512, oneDNN does 183 to 212 GFLOP/s at 256 to 4,096 rows and MKL 143 to 187; on one with
     AVX2 they do 120 to 136 and 128 to 170. Decided by what the CPU has, not by a clock: the kernel is part of a sum's
     rounding, which is to be the same in every run.
     """
