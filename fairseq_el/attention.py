@@ -44,11 +44,16 @@ def collapse_context(context: Tensor, value_weight: Tensor, num_heads: int) -> T
     return heads.view(h, b, r, -1).permute(1, 2, 0, 3).reshape(b, r, -1)
 
 
-def attend_with_expanded(queries: Tensor, states: Tensor, padding_mask: Tensor | None) -> tuple[Tensor, Tensor]:
+def attend_with_expanded(
+    queries: Tensor, states: Tensor, padding_mask: Tensor | None, span: tuple[Tensor, Tensor] | None = None
+) -> tuple[Tensor, Tensor | None]:
     """The part of EL-attention that goes over the source: all rows of a sentence read its H together.
 
-    queries: [b, rows, d], expanded; states: [b, n, d]; returns [b, rows, d] and weights [b, rows, n].
+    queries: [b, rows, d], expanded; states: [b, n, d]; returns [b, rows, d] and weights [b, rows, n]. With the span of
+    each sentence, [b] each, our kernel may do it, which has no weights to return and overwrites the queries.
     """
+    if span is not None and native.serves_states(queries):
+        return native.attend_states_(queries, states, span), None
     scores = torch.bmm(queries, states.transpose(1, 2))
     weights = softmax_over_source(scores, padding_mask)
     return torch.bmm(weights.to(states.dtype), states), weights
@@ -107,10 +112,11 @@ class ELAttention(MultiheadAttention):
             need_weights = need_head_weights = False
         needs_weights = need_weights or need_head_weights
         key_values = source.key_values(self) if source else None
+        span = source.span if source and not needs_weights else None  # for our kernels, which return no weights
         if key_values is None:
-            context, weights = self.attend_to_states(q, states, key_padding_mask)
-        elif not needs_weights and source.span is not None and native.serves(q, self.head_dim):
-            context = native.attend(q, self.num_heads, self.scaling, shared=key_values, span=source.span)
+            context, weights = self.attend_to_states(q, states, key_padding_mask, span)
+        elif span is not None and native.serves(q, self.head_dim):
+            context = native.attend(q, self.num_heads, self.scaling, shared=key_values, span=span)
         else:
             context, weights = self.attend_to_key_values(q, *key_values, key_padding_mask)
 
@@ -123,17 +129,19 @@ class ELAttention(MultiheadAttention):
         return out, weights if need_head_weights else weights.mean(dim=0)
 
     def attend_to_states(
-        self, q: Tensor, states: Tensor, padding_mask: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """EL-attention. q: [b, r, d], states: [b, n, d_source]; returns [b, r, d] and weights [b, h, r, n]."""
+        self, q: Tensor, states: Tensor, padding_mask: Tensor | None, span: tuple[Tensor, Tensor] | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """EL-attention. q: [b, r, d], states: [b, n, d_source]; returns [b, r, d] and weights [b, h, r, n], or, with a
+        span, perhaps none."""
         b, r, _ = q.shape
         q = (q * self.scaling).view(b, r, self.num_heads, self.head_dim)
         # [b, h * r, d_source] and [b, h * r, n]
-        context, weights = attend_with_expanded(expand_query(q, self.k_proj.weight), states, padding_mask)
+        expanded = expand_query(q, self.k_proj.weight)
+        context, weights = attend_with_expanded(expanded, states, padding_mask, span)
         context = collapse_context(context, self.v_proj.weight, self.num_heads)
         if self.v_proj.bias is not None:
             context = context + self.v_proj.bias
-        return context, weights.view(b, self.num_heads, r, -1)
+        return context, None if weights is None else weights.view(b, self.num_heads, r, -1)
 
     def attend_to_key_values(
         self, q: Tensor, keys: Tensor, values: Tensor, padding_mask: Tensor | None

@@ -26,6 +26,7 @@ FLAGS = ["-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-Wno-psabi"
 OFF = "FAIRSEQ_EL_NATIVE"
 """This environment variable at 0 leaves everything to torch."""
 
+LANES = 16  # rows that a thread takes at least
 NOTHING: tuple[None, None] = (None, None)
 
 
@@ -58,6 +59,27 @@ def attend(
         *pointers[:2], length, *pointers[2:], capacity, used,
     )  # fmt: skip
     return out
+
+
+def attend_states_(queries: Tensor, states: Tensor, span: tuple[Tensor, Tensor]) -> Tensor:
+    """EL-attention's products with H and the softmax between them; the result takes the place of the queries.
+
+    queries: [b, rows, d], states: [b, n, d], of which a sentence has those from span[0] to span[1], [b] each. Ask
+    `serves_states` first.
+    """
+    (b, rows, d), n = queries.shape, states.size(1)
+    queries, states = queries.contiguous(), states.contiguous()
+    library().fairseq_el_attend_states(
+        queries.data_ptr(), states.data_ptr(), b, rows, n, d, *(bound.data_ptr() for bound in span),
+        torch.get_num_threads(),
+    )  # fmt: skip
+    return queries
+
+
+def serves_states(queries: Tensor) -> bool:
+    """queries: [b, rows, d]. A thread takes some rows of a sentence: there must be work for all."""
+    b, rows, d = queries.shape
+    return b * -(-rows // LANES) >= torch.get_num_threads() and serves(queries, d)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -168,8 +190,9 @@ def declare(compiled: ctypes.CDLL) -> ctypes.CDLL:
     ]  # fmt: skip
     compiled.fairseq_el_linear.argtypes = [pointer, pointer, pointer, pointer, number, number, number]
     compiled.fairseq_el_logsumexp.argtypes = [pointer, pointer, number, number]
-    for function in (compiled.fairseq_el_attend, compiled.fairseq_el_linear, compiled.fairseq_el_logsumexp):
-        function.restype = None
+    compiled.fairseq_el_attend_states.argtypes = [pointer] * 2 + [number] * 4 + [pointer] * 2 + [number]
+    for name in ("attend", "attend_states", "linear", "logsumexp"):
+        getattr(compiled, f"fairseq_el_{name}").restype = None
     return compiled
 
 
@@ -187,5 +210,12 @@ def agree_with_torch(compiled: ctypes.CDLL) -> bool:
         keys.data_ptr(), values.data_ptr(), 21, begin.data_ptr(), end.data_ptr(), None, None, None, 0, 0,
     )  # fmt: skip
     expected = values[:, 1:20] @ (0.25 * x @ keys[:, 1:20]).softmax(0)
-    pairs = ((product, weight @ x), (total[0], product.logsumexp(0)), (out, expected))
+    context = x.clone()
+    compiled.fairseq_el_attend_states(
+        context.data_ptr(), weight.data_ptr(), 1, 1, 21, 16, begin.data_ptr(), end.data_ptr(), 1
+    )
+    expected_context = (weight[1:20] @ x).softmax(0) @ weight[1:20]
+    pairs = (
+        (product, weight @ x), (total[0], product.logsumexp(0)), (out, expected), (context, expected_context),
+    )  # fmt: skip
     return all(torch.allclose(ours, theirs, atol=1e-4) for ours, theirs in pairs)

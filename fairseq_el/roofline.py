@@ -119,14 +119,15 @@ def measure_machine(device: torch.device, dtype: torch.dtype, beam: int = 4) -> 
     b, h, x, n, d_k = 8, 16, beam, 1024, 64
     make = functools.partial(torch.ones, device=device, dtype=dtype)
     states, weight = make(b, n, h * d_k), make(h * d_k, h * d_k)
-    some = states[:2]  # arithmetic shows its speed on less
-    queries, rows = make(2, h * x, h * d_k), make(b * h, x, d_k)
+    queries, rows = make(b, h * x, h * d_k), make(b * h, x, d_k)
     # K and V together larger than the caches of most CPUs, as the real ones are
     keys, values = states.view(b * h, d_k, n), make(b * h, d_k, n)
     span = torch.zeros(b, dtype=torch.long), torch.full((b,), n)
 
     def el() -> Tensor:
-        return torch.bmm(torch.bmm(queries, some.transpose(1, 2)), some)
+        if native.serves_states(queries):
+            return native.attend_states_(queries, states, span)
+        return torch.bmm(torch.bmm(queries, states.transpose(1, 2)), states)
 
     def multi_head() -> Tensor:
         if native.serves(rows, d_k):
@@ -138,7 +139,7 @@ def measure_machine(device: torch.device, dtype: torch.dtype, beam: int = 4) -> 
         return torch.bmm(weight.unsqueeze(0), states[:1].mT)
 
     el(), multi_head(), build()  # the first calls set up threads and kernels
-    el_flops = 2 * 2 * 2 * h * x * n * h * d_k / median_seconds(el, synchronise)
+    el_flops = 2 * 2 * b * h * x * n * h * d_k / median_seconds(el, synchronise)
     read = 2 * states.numel() * states.element_size() / median_seconds(multi_head, synchronise)
     flops = 2 * n * (h * d_k) ** 2 / median_seconds(build, synchronise)
     return Machine(flops, read, el_flops)

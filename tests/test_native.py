@@ -69,6 +69,33 @@ def test_attention_to_slots_alone():
 @compiled
 @settings(max_examples=60)
 @given(
+    b=st.integers(1, 3), rows=st.integers(1, 70), d=st.sampled_from([16, 48, 128]), n=st.integers(1, 100),
+    spread=st.sampled_from([0.1, 1.0, 30.0]), seed=st.integers(0, 9),
+)  # fmt: skip
+def test_attention_to_states_equals_torch_on_any_shape(b, rows, d, n, spread, seed):
+    torch.manual_seed(seed)
+    queries, states = torch.randn(b, rows, d) * spread / d**0.5, torch.randn(b, n, d)
+    begin = torch.randint(0, n, (b,))
+    end = torch.maximum(begin + 1, torch.randint(1, n + 1, (b,)))
+    place = torch.arange(n)
+    outside = (place < begin[:, None]) | (place >= end[:, None])  # [b, n]
+    scores = queries.double() @ states.double().mT
+    expected = scores.masked_fill(outside[:, None], float("-inf")).softmax(-1) @ states.double()
+    tolerance = 4 * torch.finfo(torch.float).eps * (10 + scores.abs().max().item())
+    ours = native.attend_states_(queries.clone(), states, (begin, end))
+    torch.testing.assert_close(ours, expected.float(), atol=tolerance, rtol=tolerance)
+
+
+@compiled
+def test_attention_to_states_has_work_for_every_thread_or_is_left_to_torch():
+    threads = torch.get_num_threads()
+    assert native.serves_states(torch.zeros(threads, 16, 32)) and native.serves_states(torch.zeros(1, 16 * threads, 32))
+    assert threads == 1 or not native.serves_states(torch.zeros(threads - 1, 16, 32))
+
+
+@compiled
+@settings(max_examples=60)
+@given(
     rows=st.integers(1, 20), width=st.sampled_from([16, 48, 1040, 2064]), out=st.integers(1, 40),
     bias=st.booleans(),
 )  # fmt: skip
@@ -99,6 +126,7 @@ def test_numbers_that_are_none_do_not_turn_into_numbers():
     q[0, 0, 3] = float("nan")
     span = torch.tensor([0]), torch.tensor([8])
     assert native.attend(q, 1, 1.0, (keys, keys), span).isnan().all()
+    assert native.attend_states_(q.clone(), keys[0].mT, span).isnan().all()
     assert native.linear(q, torch.ones(4, 16), None).isnan().all()
 
 

@@ -6,7 +6,7 @@
 
 #include "vec.h"
 
-constexpr int ROWS = 4, OUTPUTS = 3;  // their 12 sums, 3 weights and an input fill 16 registers
+constexpr int ROWS = 4, OUTPUTS = WIDTH == 16 ? 6 : 3;  // their sums, weights and an input fill 32 or 16 registers
 constexpr int64_t CHUNK = 1024;       // inputs at a time, so that those of all rows stay in the cache
 
 // x: [rows, in] -> [in / WIDTH, ROWS, WIDTH]: rows that lie a power of two apart compete for places in the cache
@@ -63,7 +63,10 @@ extern "C" void fairseq_el_linear(const float* x, const float* w, const float* b
             switch (some) {
                 case 1: some_outputs<1>(interleaved.data(), w + o * in, y + o, rows, in, out); break;
                 case 2: some_outputs<2>(interleaved.data(), w + o * in, y + o, rows, in, out); break;
-                default: some_outputs<3>(interleaved.data(), w + o * in, y + o, rows, in, out);
+                case 3: some_outputs<3>(interleaved.data(), w + o * in, y + o, rows, in, out); break;
+                case 4: some_outputs<4>(interleaved.data(), w + o * in, y + o, rows, in, out); break;
+                case 5: some_outputs<5>(interleaved.data(), w + o * in, y + o, rows, in, out); break;
+                default: some_outputs<OUTPUTS>(interleaved.data(), w + o * in, y + o, rows, in, out);
             }
         }
     }

@@ -25,10 +25,13 @@ static inline void keep_in_register(Vec& v) {
 #endif
 }
 
+// By halves: adding one after the other would wait for each sum.
 static inline float sum(Vec v) {
-    float total = 0;
-    for (int i = 0; i < WIDTH; i++) total += v[i];
-    return total;
+    float part[WIDTH];
+    store(part, v);
+    for (int half = WIDTH / 2; half; half /= 2)
+        for (int i = 0; i < half; i++) part[i] += part[i + half];
+    return part[0];
 }
 
 // e^x for x <= 0: x = k ln 2 + f, a polynomial for e^f, and k into the exponent's bits. Within 2 units in the

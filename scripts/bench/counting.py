@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -9,6 +10,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
+
+from fairseq_el import native
 
 
 class Traffic(TorchDispatchMode):
@@ -58,8 +61,9 @@ def occupied_bytes(tensor: Tensor) -> int:
 
 def count(work: Callable[[], object]) -> dict[str, int]:
     """FLOPs by torch's counter, bytes by ours."""
-    # torch's counter doesn't know the fused attention of CPUs, but knows the products it stands for
-    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as flops, Traffic() as traffic:
+    # torch's counter knows neither our kernels nor the fused attention of CPUs, but the products they stand for
+    by_torch = mock.patch.object(native, "library", return_value=None)
+    with by_torch, sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as flops, Traffic() as traffic:
         work()
     return {
         "flops": flops.get_total_flops(),
