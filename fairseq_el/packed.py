@@ -5,8 +5,10 @@ A decoding step multiplies a few rows with every weight of the decoder, so it is
 
 - FBGEMM, which comes with torch, keeps weights packed in half precision and computes in single precision. Exact
   where a weight is exactly representable in half precision, as all of a checkpoint saved in half precision are.
-- Ours (`kernels/linear.cpp`) reads single-precision weights as they lie. Always exact, and no copy is made.
-- oneDNN, which comes with torch, packs in single precision; for machines where ours could not be compiled.
+- oneDNN, which comes with torch, packs in single precision. For machines with AVX-512, where it is the fastest, and
+  those where ours could not be compiled.
+- Ours (`kernels/linear.cpp`) reads single-precision weights as they lie: for other machines, and for weights that
+  somebody else reads too, an embedding or EL-attention, and that packing would make a second copy of.
 
 A packed weight replaces the original; the rows come back by unpacking, so state dicts stay as they are.
 """
@@ -62,13 +64,15 @@ class OneDNNWeight:
 class PlainWeight:
     """Single-precision weight [out, in] as it is; few rows by our kernel, many by torch's."""
 
-    MOST_ROWS = 192  # beyond, the work is arithmetic, at which torch's matrix kernels are better
+    # beyond, the work is arithmetic, at which torch's matrix kernels are better: MKL's and oneDNN's
+    MOST_ROWS, MOST_ROWS_WITH_ONEDNN = 192, 32
 
     def __init__(self, weight: Tensor, bias: Tensor | None):
         self.weight, self.bias = weight.contiguous(), bias
+        self.most_rows = self.MOST_ROWS_WITH_ONEDNN if onednn_is_faster() else self.MOST_ROWS
 
     def multiply(self, x: Tensor) -> Tensor:
-        if x.numel() <= self.MOST_ROWS * x.size(-1):
+        if x.numel() <= self.most_rows * x.size(-1):
             return native.linear(x, self.weight, self.bias)
         if onednn_is_faster():
             return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
@@ -80,11 +84,18 @@ class PlainWeight:
 
 @functools.cache
 def onednn_is_faster() -> bool:
-    """Than MKL, which `F.linear` calls, for many rows.
+    """Than MKL, which `F.linear` calls, for many rows, and than our kernel for some.
 
-    On an AMD EPYC with AVX-512, oneDNN does 183 to 212 GFLOP/s at 256 to 4,096 rows and MKL 143 to 187; on one with
-    AVX2 they do 120 to 136 and 128 to 170. Decided by what the CPU has, not by a clock: the kernel is part of a sum's
-    rounding, which is to be the same in every run.
+    GFLOP/s for BART-large's weights on an AMD EPYC with AVX-512:
+
+        rows                          4          16          80          930
+        oneDNN, packed          43 to 68  121 to 156  190 to 202  205 to 208
+        oneDNN, plain weights   32 to 40   93 to 104  148 to 178  176 to 204
+        ours, plain weights     47 to 55  100 to 104  126 to 139
+        MKL, plain weights                                        182 to 189
+
+    On one with AVX2, oneDNN does 120 to 136 for many rows and MKL 128 to 170. Decided by what the CPU has, not by a
+    clock: the kernel is part of a sum's rounding, which is to be the same in every run.
     """
     return torch.backends.cpu.get_cpu_capability() == "AVX512" and available(FP32_ONEDNN)
 
@@ -227,13 +238,16 @@ def pack(model: BaseFairseqModel, choice: str = "auto") -> None:
     if any(isinstance(module, PackedLinear) for module in model.modules()):
         return  # it is packed; its embedding may be in half precision for that reason alone
     asked_for_half = first.dtype == torch.float16
-    counts = {FP16: 0, FP32: 0}
+    counts = {FP16: 0, FP32: 0, FP32_ONEDNN: 0}
+    tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     for parent, names in packable_layers(model):
-        weights = [getattr(parent, name).float().weight for name in names]  # one by one: all at once take more room
+        linears = [getattr(parent, name) for name in names]
+        is_table = any(id(linear.weight) in tables for linear in linears)
+        weights = [linear.float().weight for linear in linears]  # one by one: all at once take more room
         if set(names) <= set(getattr(parent, "applies_weights", ())):  # also as they are: no unpacking at each step
             kind = FP32 if native.serves(weights[0], weights[0].size(1)) else None
         else:
-            kind = choose_kind(weights, FP16 if asked_for_half else choice)
+            kind = choose_kind(weights, FP16 if asked_for_half else choice, is_table)
         if kind is not None:
             replace_layers(parent, names, kind)
             counts[kind] += len(names)
@@ -244,7 +258,8 @@ def pack(model: BaseFairseqModel, choice: str = "auto") -> None:
     if any(counts.values()):
         logger.info(
             f"packed {counts[FP16]} linear layers in half precision "
-            f"({'as asked' if asked_for_half else 'exact for this checkpoint'}) and {counts[FP32]} in single"
+            f"({'as asked' if asked_for_half else 'exact for this checkpoint'}) and "
+            f"{counts[FP32] + counts[FP32_ONEDNN]} in single"
         )
 
 
@@ -282,9 +297,12 @@ def alike(linears: list[nn.Linear]) -> bool:
     return len({(linear.in_features, linear.bias is None) for linear in linears}) == 1
 
 
-def choose_kind(weights: list[Tensor], choice: str) -> str | None:
+def choose_kind(weights: list[Tensor], choice: str, is_table: bool = False) -> str | None:
+    """is_table: an embedding looks the weights up, so that they stay plain also if they are packed."""
     if choice != FP32 and available(FP16) and (choice == FP16 or all(map(is_exact_in_fp16, weights))):
         return FP16
+    if onednn_is_faster() and not is_table:
+        return FP32_ONEDNN
     return FP32 if available(FP32) else None
 
 
