@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, run_command
 
-from bench import driver, generator, language
+from bench import driver, environment, generator, language
 from bench.checkpoints import Checkpoint
 from bench.protocol import DISTINCT_SENTENCES, EOS, Request, source_sentences
 from bench.report import PREFACE, replace_section, table
@@ -179,6 +179,22 @@ def test_results_name_the_machine_the_versions_and_the_command(results):
     assert environment["machine"] and environment["cores"] > 0 and environment["date"]
     assert {"python", "torch", "fairseq"} <= set(environment["versions"])
     assert "generator --quick" in environment["command"]
+
+
+def test_a_commit_is_marked_where_code_differs_from_it_but_not_for_pages_that_runs_write(tmp_path, monkeypatch):
+    monkeypatch.setattr(environment, "ROOT", tmp_path)
+    assert environment.commit() == "unknown"
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b"]
+    (tmp_path / "docs").mkdir()
+    for file in ("code.py", "docs/page.md"):
+        (tmp_path / file).write_text("old")
+    for words in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "--message", "all"]):
+        assert run_command(*git, *words, cwd=tmp_path).returncode == 0
+    name = environment.commit()
+    (tmp_path / "docs" / "page.md").write_text("new")
+    assert re.fullmatch("[0-9a-f]{10}", name) and environment.commit() == name
+    (tmp_path / "code.py").write_text("new")
+    assert environment.commit() == f"{name}-dirty"
 
 
 def test_memory_is_that_of_the_worker_and_its_peak_is_no_less(results):

@@ -77,11 +77,11 @@ def cpu_name() -> str:
 
 def commit() -> str:
     """The commit of the source tree, marked where files differ from it; "unknown" outside a
-    repository."""
-    described = subprocess.run(
-        ["git", "describe", "--always", "--dirty", "--abbrev=10"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    return described.stdout.strip() or "unknown"
+    repository. Pages don't count: the exhibits of one run write them in turn."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+
+    name = git("rev-parse", "--short=10", "HEAD")
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs")
+    return f"{name or 'unknown'}{'-dirty' * bool(changed)}"
