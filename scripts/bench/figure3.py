@@ -99,7 +99,7 @@ def render(results: dict[str, Any]) -> str:
             f"One layer, one step, batch {settings['batch']}, beam {settings['beam']}, n = {settings['length']}, "
             f"{settings['heads']} heads, d = {settings['width']}; the drawing is also there as [SVG](figure3.svg). "
             "FLOPs and bytes of matrix products are counted as in Table 1, in single precision; the paper's numbers, "
-            "taken from its text, are for half precision, whose bytes are half of these. Times are those of torch's own "
+            "taken from its text, are for half precision, whose bytes are half of these. Times are of torch's own "
             "products, for all forms alike; fairseq_el has kernels of its own for attention, which are in Figure 4.",
             operations_table(made["operations"]),
             counts_sentence(made["operations"]),

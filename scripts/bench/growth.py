@@ -8,7 +8,7 @@ from typing import Any
 from bench import estimates
 from bench.exhibit import Exhibit, Loaded
 from bench.generator import Record, spread, unique
-from bench.plots import COLOURS, Figure, new_figure, plain_number
+from bench.plots import COLOURS, Figure, LogLocator, new_figure, plain_number
 from bench.pool import Pool, Timetable, tiny, why_missing
 from bench.protocol import Request
 from bench.report import in_seconds, megabytes, opening, table
@@ -221,31 +221,55 @@ def axis_table(axis: str, rows: list[dict[str, Any]]) -> str:
     return table(header, cells)
 
 
-def draw(results: dict[str, Any]) -> Figure:
-    """One panel for each thing that grows; seconds, as bytes follow formulas."""
-    made = results["figures"]
-    figure, axes = new_figure(13, 4.2, columns=len(made["axes"]))
-    lines = (
+LINES = {  # form, quantity, label, colour
+    "seconds": (
         ("auto", "encoder_seconds", "encoder", "copied"),
         ("auto", "decoding_seconds", "decoding, auto", "shared-kernel"),
         ("always", "decoding_seconds", "decoding, always", "el"),
-    )
-    for ax, (axis, rows) in zip(axes, made["axes"].items()):
-        for form, quantity, label, colour in lines:
-            points = [(row["value"], row[form][quantity]["median"]) for row in rows if row[form]]
-            fitted = made["exponents"][axis][form][quantity]
-            ax.plot(*zip(*points), "o-", color=COLOURS[colour], markersize=4, label=label)
-            if fitted is not None:
-                ax.annotate(f"{fitted:.2f}", points[-1], textcoords="offset points", xytext=(4, 4), fontsize=8,
-                            color=COLOURS[colour])  # fmt: skip
-        ax.set(xscale="log", yscale="log", xlabel=TITLES[axis])
-        ax.set_xticks([row["value"] for row in rows], [str(row["value"]) for row in rows])
-        ax.minorticks_off()
-    axes[0].yaxis.set_major_formatter(lambda value, _: plain_number(value))
-    axes[0].set_ylabel("seconds")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
-    figure.suptitle("fairseq_el: seconds and fitted exponents", x=0.01, ha="left")
+    ),
+    "MB": (
+        ("auto", "working_bytes", "memory above rest, auto", "no-cache"),
+        ("auto", "state_bytes", "state, auto", "shared-kernel"),
+        ("always", "state_bytes", "state, always", "el"),
+    ),
+}
+
+
+def draw(results: dict[str, Any]) -> Figure:
+    """Time above, memory below, a column for each thing that grows."""
+    made = results["figures"]
+    columns = len(made["axes"])
+    figure, panels = new_figure(13, 8, columns, rows=len(LINES))
+    for number, (unit, lines) in enumerate(LINES.items()):
+        row = panels[number * columns : (number + 1) * columns]
+        for ax, (axis, points) in zip(row, made["axes"].items()):
+            draw_panel(ax, axis, points, lines, made["exponents"][axis])
+        row[0].set_ylabel(unit)
+        row[-1].legend(loc="upper left", bbox_to_anchor=(1.08, 1))
+    figure.suptitle("fairseq_el: time and memory, with fitted exponents", x=0.01, ha="left")
     return figure
+
+
+def draw_panel(ax: Any, axis: str, rows: list[dict[str, Any]], lines: Any, exponents: dict[str, Any]) -> None:
+    for form, quantity, label, colour in lines:
+        found = [(row["value"], number_of(row[form][quantity])) for row in rows if row[form]]
+        points = [(value, number) for value, number in found if number > 0]  # little memory may be less than at rest
+        if not points:
+            continue
+        ax.plot(*zip(*points), "o-", color=COLOURS[colour], markersize=4, label=label)
+        if exponents[form][quantity] is not None:
+            ax.annotate(f"{exponents[form][quantity]:.2f}", points[-1], textcoords="offset points", xytext=(4, 4),
+                        fontsize=8, color=COLOURS[colour])  # fmt: skip
+    ax.set(xscale="log", yscale="log", xlabel=TITLES[axis])
+    ax.set_xticks([row["value"] for row in rows], [str(row["value"]) for row in rows])
+    ax.minorticks_off()
+    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    ax.yaxis.set_major_formatter(lambda value, _: plain_number(value))
+
+
+def number_of(quantity: Any) -> float:
+    """The median of seconds; bytes as millions of them."""
+    return quantity["median"] if isinstance(quantity, dict) else quantity / 1e6
 
 
 EXHIBIT = Exhibit("growth", Settings(), QUICK, measure, figures, render, draw, time_plan)

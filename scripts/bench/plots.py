@@ -10,6 +10,7 @@ try:
     import matplotlib
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator  # noqa: F401, for exhibits
 except ImportError as error:
     raise UserError("plots need matplotlib, which is not installed: run `make install`") from error
 
@@ -35,10 +36,10 @@ matplotlib.rcParams |= {
 }
 
 
-def new_figure(width: float, height: float, columns: int = 1) -> tuple[Figure, list[Axes]]:
-    """In inches. The axes share their vertical scale."""
+def new_figure(width: float, height: float, columns: int = 1, rows: int = 1) -> tuple[Figure, list[Axes]]:
+    """In inches. The axes of a row share their vertical scale; they come row by row."""
     figure = Figure(figsize=(width, height), layout="constrained")
-    return figure, list(figure.subplots(1, columns, sharey=True, squeeze=False)[0])
+    return figure, list(figure.subplots(rows, columns, sharey="row", squeeze=False).flat)
 
 
 def save_plot(figure: Figure, folder: Path, name: str) -> list[Path]:
