@@ -258,7 +258,8 @@ def draw_panel(ax: Any, axis: str, rows: list[dict[str, Any]], lines: Any, expon
             continue
         ax.plot(*zip(*points), "o-", color=COLOURS[colour], markersize=4, label=label)
         if exponents[form][quantity] is not None:
-            ax.annotate(f"{exponents[form][quantity]:.2f}", points[-1], textcoords="offset points", xytext=(4, 4),
+            beside = 4, -12 if quantity == "working_bytes" else 4  # memory and state lie close together
+            ax.annotate(f"{exponents[form][quantity]:.2f}", points[-1], textcoords="offset points", xytext=beside,
                         fontsize=8, color=COLOURS[colour])  # fmt: skip
     ax.set(xscale="log", yscale="log", xlabel=TITLES[axis])
     ax.set_xticks([row["value"] for row in rows], [str(row["value"]) for row in rows])
