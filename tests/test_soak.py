@@ -1,10 +1,17 @@
 """scripts/soak.py, small: killed again and again, short of memory, a job loses nothing."""
 
+import ctypes
+import io
 import json
 
+import pytest
 from test_summarize import exit_of
+from tqdm import tqdm
 
 import soak  # scripts/soak.py
+from fairseq_el.inputs import Texts
+from fairseq_el.jobs import Finished, OneProcess, Run
+from fairseq_el.shards import Shard
 
 
 def test_a_job_under_faults_ends_as_the_undisturbed_one(tmp_path, monkeypatch):
@@ -24,3 +31,18 @@ def test_the_soak_test_sees_what_is_lost_doubled_out_of_order_and_different(tmp_
     (tmp_path / "disturbed.jsonl").write_text("\n".join(broken))
     found = soak.compare(tmp_path, 5)
     assert found == {"lost": 1, "duplicated": 1, "out_of_order": 1, "different": 4, "summaries": 5}
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="another malloc than glibc's")
+def test_memory_that_was_freed_goes_back_to_the_system_after_each_window(tmp_path):
+    """A hundred million bytes in small blocks, of which the last stays and would keep glibc from shrinking the heap."""
+    (tmp_path / "in.txt").write_text("\n\n\n\n")
+    texts = Texts(str(tmp_path / "in.txt"), False, None, "summary")
+    run = Run(OneProcess(None, 2), None, Finished(None, 2), tqdm(file=io.StringIO()), "abort")
+    blocks = [bytearray(b"x" * 100_000) for _ in range(1000)]
+    summaries = run.over(texts, 2, Shard())
+    assert [summary for _, summary in (next(summaries), next(summaries))] == ["", ""]
+    del blocks[:-1]
+    before = soak.resident_bytes()
+    next(summaries)  # of the second window
+    assert soak.resident_bytes() < before - 50_000_000

@@ -8,7 +8,7 @@ from typing import Any
 from bench import estimates
 from bench.exhibit import Exhibit, Loaded
 from bench.generator import Record, spread, unique
-from bench.plots import COLOURS, Figure, LogLocator, new_figure, plain_number
+from bench.plots import COLOURS, Figure, new_figure, plain_log_ticks
 from bench.pool import Pool, Timetable, tiny, why_missing
 from bench.protocol import Request
 from bench.report import in_seconds, megabytes, opening, table
@@ -264,8 +264,7 @@ def draw_panel(ax: Any, axis: str, rows: list[dict[str, Any]], lines: Any, expon
     ax.set(xscale="log", yscale="log", xlabel=TITLES[axis])
     ax.set_xticks([row["value"] for row in rows], [str(row["value"]) for row in rows])
     ax.minorticks_off()
-    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    ax.yaxis.set_major_formatter(lambda value, _: plain_number(value))
+    plain_log_ticks(ax)
 
 
 def number_of(quantity: Any) -> float:

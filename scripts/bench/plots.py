@@ -10,7 +10,7 @@ try:
     import matplotlib
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.ticker import LogLocator  # noqa: F401, for exhibits
+    from matplotlib.ticker import LogLocator
 except ImportError as error:
     raise UserError("plots need matplotlib, which is not installed: run `make install`") from error
 
@@ -52,3 +52,9 @@ def save_plot(figure: Figure, folder: Path, name: str) -> list[Path]:
 
 def plain_number(value: float) -> str:
     return f"{value:g}"
+
+
+def plain_log_ticks(ax: Axes) -> None:
+    """1, 2, 5, 10, 20 and so on, on the vertical axis."""
+    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    ax.yaxis.set_major_formatter(lambda value, _: plain_number(value))
