@@ -1,4 +1,4 @@
-"""The encoder at inference: torch's fused attention, and no work on padding."""
+"""The encoder at inference: fused attention, ours or torch's, and no work on padding."""
 
 from dataclasses import dataclass
 
@@ -8,10 +8,11 @@ from fairseq.models.transformer import TransformerEncoderBase
 from fairseq.modules import MultiheadAttention
 from torch import Tensor
 
-from fairseq_el.packed import project_together
+from fairseq_el import native
+from fairseq_el.packed import project_side_by_side, project_together
 
 SHORT_SENTENCE = 48
-"""Mean tokens a sentence below which one attention call per sentence costs more than padding does."""
+"""Mean tokens a sentence below which, without our kernel, a call of attention for each costs more than padding does."""
 
 CPU_GROUP_TOKENS = 1024
 """Tokens that go through a CPU's encoder together. Enough for matrix kernels to run at full speed; beyond, the
@@ -27,7 +28,7 @@ class Joined:
 
 
 class FusedSelfAttention(MultiheadAttention):
-    """Encoder self-attention by `scaled_dot_product_attention`; its parent where that has no form."""
+    """Encoder self-attention that never holds all weights of a head; its parent where that has no form."""
 
     projects_together = ("q_proj", "k_proj", "v_proj")
 
@@ -49,6 +50,10 @@ class FusedSelfAttention(MultiheadAttention):
                 query, key, value, key_padding_mask, incremental_state, need_weights, static_kv,
                 attn_mask, **options,
             )  # fmt: skip
+        if isinstance(key_padding_mask, Joined) and native.serves(query, self.head_dim):
+            projected = project_side_by_side(query.squeeze(1), self.q_proj, self.k_proj, self.v_proj)
+            context = native.attend_sentences(projected, key_padding_mask.lengths, self.num_heads, self.scaling)
+            return self.out_proj(context.unsqueeze(1)), None
         n, b, d = query.shape
         q, k, v = (
             x.view(n, b, self.num_heads, self.head_dim).permute(1, 2, 0, 3)
@@ -116,13 +121,15 @@ class ELEncoder(TransformerEncoderBase):
         return x.squeeze(1)
 
     def joining_pays(self, lengths: Tensor) -> bool:
-        """On a CPU, where sentences are long enough for a call each; on a GPU launches would cost more."""
+        """On a CPU, where our kernel takes all sentences in one call, or they are long enough for a call each; on a
+        GPU launches would cost more."""
         if self.training or lengths.device.type != "cpu":
             return False
-        if int(lengths.sum()) < SHORT_SENTENCE * lengths.numel():
+        attentions = [layer.self_attn for layer in self.layers]
+        if not all(type(a) is FusedSelfAttention and a.has_fused_form() for a in attentions):
             return False
-        attentions = (layer.self_attn for layer in self.layers)
-        return all(type(a) is FusedSelfAttention and a.has_fused_form() for a in attentions)
+        served = (native.serves(layer.final_layer_norm.weight, layer.self_attn.head_dim) for layer in self.layers)
+        return int(lengths.sum()) >= SHORT_SENTENCE * lengths.numel() or all(served)
 
 
 def groups(lengths: list[int]) -> list[slice]:

@@ -26,7 +26,7 @@ FLAGS = ["-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-Wno-psabi"
 OFF = "FAIRSEQ_EL_NATIVE"
 """This environment variable at 0 leaves everything to torch."""
 
-LANES = 16  # rows that a thread takes at least
+LANES = 16  # rows that are enough for a thread
 NOTHING: tuple[None, None] = (None, None)
 
 
@@ -80,6 +80,21 @@ def serves_states(queries: Tensor) -> bool:
     """queries: [b, rows, d]. A thread takes some rows of a sentence: there must be work for all."""
     b, rows, d = queries.shape
     return b * -(-rows // LANES) >= torch.get_num_threads() and serves(queries, d)
+
+
+def attend_sentences(projected: Tensor, lengths: list[int], num_heads: int, scale: float) -> Tensor:
+    """Self-attention of sentences that stand one after the other, each to itself alone.
+
+    projected: [tokens of all, 3 * d], queries, keys and values side by side; lengths: of the sentences. Returns
+    [tokens of all, d]. Ask `serves` first, with a head's width.
+    """
+    projected, d = projected.contiguous(), projected.size(1) // 3
+    out = projected.new_empty(projected.size(0), d)
+    starts = torch.tensor([0, *lengths]).cumsum(0)
+    library().fairseq_el_attend_sentences(
+        projected.data_ptr(), out.data_ptr(), starts.data_ptr(), len(lengths), num_heads, d // num_heads, scale
+    )
+    return out
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -191,7 +206,8 @@ def declare(compiled: ctypes.CDLL) -> ctypes.CDLL:
     compiled.fairseq_el_linear.argtypes = [pointer, pointer, pointer, pointer, number, number, number]
     compiled.fairseq_el_logsumexp.argtypes = [pointer, pointer, number, number]
     compiled.fairseq_el_attend_states.argtypes = [pointer] * 2 + [number] * 4 + [pointer] * 2 + [number]
-    for name in ("attend", "attend_states", "linear", "logsumexp"):
+    compiled.fairseq_el_attend_sentences.argtypes = [pointer] * 3 + [number] * 3 + [ctypes.c_float]
+    for name in ("attend", "attend_sentences", "attend_states", "linear", "logsumexp"):
         getattr(compiled, f"fairseq_el_{name}").restype = None
     return compiled
 
@@ -215,7 +231,13 @@ def agree_with_torch(compiled: ctypes.CDLL) -> bool:
         context.data_ptr(), weight.data_ptr(), 1, 1, 21, 16, begin.data_ptr(), end.data_ptr(), 1
     )
     expected_context = (weight[1:20] @ x).softmax(0) @ weight[1:20]
+    projected, starts, within = draw(21, 48), torch.tensor([0, 21]), torch.empty(21, 16)
+    compiled.fairseq_el_attend_sentences(
+        projected.data_ptr(), within.data_ptr(), starts.data_ptr(), 1, 1, 16, 0.25
+    )  # fmt: skip
+    q, k, v = projected.split(16, dim=1)
     pairs = (
         (product, weight @ x), (total[0], product.logsumexp(0)), (out, expected), (context, expected_context),
+        (within, (0.25 * q @ k.T).softmax(1) @ v),
     )  # fmt: skip
     return all(torch.allclose(ours, theirs, atol=1e-4) for ours, theirs in pairs)

@@ -10,15 +10,22 @@ A decoding step multiplies a few rows with every weight of the decoder, so it is
 - Ours (`kernels/linear.cpp`) reads single-precision weights as they lie: for other machines, and for weights that
   somebody else reads too, an embedding or EL-attention, and that packing would make a second copy of.
 
-A packed weight replaces the original; the rows come back by unpacking, so state dicts stay as they are.
+A packed weight replaces the original; the rows come back by unpacking, so state dicts stay as they are. The first layer
+of a feed-forward block also applies the activation that follows it: oneDNN while it has the numbers at hand, the others
+in place.
 """
 
 import functools
 import logging
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from fairseq.models import BaseFairseqModel
+from fairseq.modules import gelu, gelu_accurate
+from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, TransformerEncoderLayerBase
 from torch import Tensor, nn
 
 from fairseq_el import native
@@ -26,6 +33,21 @@ from fairseq_el import native
 logger = logging.getLogger(__name__)
 
 FP16, FP32, FP32_ONEDNN = "fp16", "fp32", "fp32 by oneDNN"
+
+Activation = tuple[str, str]
+"""As oneDNN names it: a function, and by which formula."""
+NONE: Activation = ("none", "")
+ACTIVATIONS: dict[Callable[[Tensor], Tensor], Activation] = {
+    F.relu: ("relu", ""), gelu: ("gelu", "none"), gelu_accurate: ("gelu", "tanh"),
+}  # fmt: skip
+
+
+def activate_(x: Tensor, activation: Activation) -> Tensor:
+    """In place, and in one pass where fairseq's `gelu_accurate` takes eight."""
+    function, formula = activation
+    if function == "relu":
+        return x.relu_()
+    return torch.ops.aten.gelu_(x, approximate=formula) if function == "gelu" else x
 
 
 def is_exact_in_fp16(weight: Tensor) -> bool:
@@ -38,8 +60,8 @@ class FBGEMMWeight:
     def __init__(self, weight: Tensor, bias: Tensor | None):
         self.packed = torch.ops.quantized.linear_prepack_fp16(weight.float(), bias)
 
-    def multiply(self, x: Tensor) -> Tensor:
-        return torch.ops.quantized.linear_dynamic_fp16(x, self.packed)
+    def multiply(self, x: Tensor, activation: Activation = NONE) -> Tensor:
+        return activate_(torch.ops.quantized.linear_dynamic_fp16(x, self.packed), activation)
 
     def unpack(self) -> Tensor:
         return torch.ops.quantized.linear_unpack_fp16(self.packed)[0]
@@ -54,8 +76,8 @@ class OneDNNWeight:
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, self.TYPICAL_ROWS)
         self.bias = bias
 
-    def multiply(self, x: Tensor) -> Tensor:
-        return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
+    def multiply(self, x: Tensor, activation: Activation = NONE) -> Tensor:
+        return onednn_linear(x, self.packed, self.bias, activation)
 
     def unpack(self) -> Tensor:
         return self.packed.to_dense()
@@ -71,15 +93,21 @@ class PlainWeight:
         self.weight, self.bias = weight.contiguous(), bias
         self.most_rows = self.MOST_ROWS_WITH_ONEDNN if onednn_is_faster() else self.MOST_ROWS
 
-    def multiply(self, x: Tensor) -> Tensor:
+    def multiply(self, x: Tensor, activation: Activation = NONE) -> Tensor:
         if x.numel() <= self.most_rows * x.size(-1):
-            return native.linear(x, self.weight, self.bias)
+            return activate_(native.linear(x, self.weight, self.bias), activation)
         if onednn_is_faster():
-            return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
-        return F.linear(x, self.weight, self.bias)
+            return onednn_linear(x, self.weight, self.bias, activation)
+        return activate_(F.linear(x, self.weight, self.bias), activation)
 
     def unpack(self) -> Tensor:
         return self.weight
+
+
+def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: Activation) -> Tensor:
+    """weight: [out, in], packed or plain"""
+    function, formula = activation
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, function, [], formula)
 
 
 @functools.cache
@@ -114,7 +142,12 @@ def available(kind: str) -> bool:
     x, bias = torch.eye(16), torch.ones(16)
     try:
         kernel = KERNELS[kind](weight, bias)
-        works = torch.allclose(kernel.multiply(x), F.linear(x, weight, bias))
+        product = F.linear(x, weight, bias)
+        works = torch.allclose(kernel.multiply(x), product)
+        works &= all(
+            torch.allclose(kernel.multiply(x, fused), function(product), atol=1e-6)
+            for function, fused in ACTIVATIONS.items()
+        )
         return works and torch.equal(kernel.unpack(), weight)
     except (RuntimeError, AttributeError, NotImplementedError):
         return False
@@ -124,7 +157,7 @@ class PackedMatrix:
     """The weights of one linear layer, or of several with the same input, as one packed matrix."""
 
     def __init__(self, linears: list[nn.Linear], kind: str):
-        self.kind = kind
+        self.kind, self.activation = kind, NONE
         weights = [linear.weight.detach() for linear in linears]
         biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
         self.bias = join(biases) if biases else None
@@ -143,8 +176,8 @@ class PackedMatrix:
     def multiply(self, x: Tensor) -> Tensor:
         if self.kernel is None or x.dtype != torch.float32:
             bias = None if self.bias is None else self.bias.to(x.dtype)
-            return F.linear(x, self.weight().to(x.dtype), bias)
-        return self.kernel.multiply(x)
+            return activate_(F.linear(x, self.weight().to(x.dtype), bias), self.activation)
+        return self.kernel.multiply(x, self.activation)
 
     def convert(self, fn) -> None:
         self.bias = None if self.bias is None else fn(self.bias)
@@ -206,13 +239,28 @@ class PackedLinear(nn.Module):
         return f"{self.in_features}, {self.out_features}, kind={self.matrix.kind}"
 
 
-def project_together(x: Tensor, *layers: nn.Module) -> list[Tensor]:
+def project_together(x: Tensor, *layers: Any) -> list[Tensor]:
     """What each layer makes of x; layers that share a packed matrix read it in one go."""
-    matrix = getattr(layers[0], "matrix", None)
-    if matrix is None or any(getattr(layer, "matrix", None) is not matrix for layer in layers):
+    matrix = shared_matrix(layers)
+    if matrix is None:
         return [layer(x) for layer in layers]
     product = matrix.multiply(x)
     return [product[..., layer.rows] for layer in layers]
+
+
+def project_side_by_side(x: Tensor, *layers: Any) -> Tensor:
+    """The same in one tensor, [..., widths of all]."""
+    matrix = shared_matrix(layers)
+    return torch.cat([layer(x) for layer in layers], dim=-1) if matrix is None else matrix.multiply(x)
+
+
+def shared_matrix(layers: Sequence[nn.Module]) -> PackedMatrix | None:
+    """The packed matrix whose rows are those of these layers, one after the other."""
+    packed = [layer for layer in layers if isinstance(layer, PackedLinear)]
+    if len(packed) < len(layers) or any(layer.matrix is not packed[0].matrix for layer in packed):
+        return None
+    in_order = all(before.rows.stop == after.rows.start for before, after in pairwise(packed))
+    return packed[0].matrix if in_order else None
 
 
 class HalfEmbedding(nn.Embedding):
@@ -251,6 +299,8 @@ def pack(model: BaseFairseqModel, choice: str = "auto") -> None:
         if kind is not None:
             replace_layers(parent, names, kind)
             counts[kind] += len(names)
+    for block in feed_forward_blocks(model):
+        fuse_activation(block)
     for tensor in [*model.parameters(), *model.buffers()]:
         tensor.data = tensor.data.float() if tensor.is_floating_point() else tensor.data
     if counts[FP16]:
@@ -269,6 +319,23 @@ def replace_layers(parent: nn.Module, names: tuple[str, ...], kind: str) -> None
     for name, linear in zip(names, linears):
         setattr(parent, name, PackedLinear(linear, matrix, first_row))
         first_row += linear.out_features
+
+
+def feed_forward_blocks(model: nn.Module) -> list[Any]:
+    """Encoder and decoder layers that run as fairseq's do; users' own may do something else with their parts."""
+    stock = (TransformerEncoderLayerBase.forward, TransformerDecoderLayerBase.forward)
+    return [module for module in model.modules() if getattr(type(module), "forward", None) in stock]
+
+
+def fuse_activation(block: Any) -> None:
+    activation = ACTIVATIONS.get(block.activation_fn)
+    if activation is not None and isinstance(block.fc1, PackedLinear):
+        block.fc1.matrix.activation = activation
+        block.activation_fn = applied_already
+
+
+def applied_already(x: Tensor) -> Tensor:
+    return x
 
 
 def packable_layers(model: nn.Module) -> list[tuple[nn.Module, tuple[str, ...]]]:
@@ -298,7 +365,7 @@ def alike(linears: list[nn.Linear]) -> bool:
 
 
 def choose_kind(weights: list[Tensor], choice: str, is_table: bool = False) -> str | None:
-    """is_table: an embedding looks the weights up, so that they stay plain also if they are packed."""
+    """is_table: an embedding looks the weights up, so that packing in single precision would be a second copy."""
     if choice != FP32 and available(FP16) and (choice == FP16 or all(map(is_exact_in_fp16, weights))):
         return FP16
     if onednn_is_faster() and not is_table:

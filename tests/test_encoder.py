@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from fairseq_el import native
 from fairseq_el.encoder import CPU_GROUP_TOKENS, groups
 
 
@@ -20,7 +21,10 @@ def padded_batch(lengths: list[int], pad: int, eos: int) -> torch.Tensor:
     [[60, 60, 60], [150, 40, 90], [500, 300, 512, 60], [3, 1, 2], [49]],
     ids=["no padding", "padding", "several groups", "short sentences", "one sentence"],
 )
-def test_states_equal_stocks_at_all_real_positions(stock, el, lengths):
+@pytest.mark.parametrize("kernel", ["ours", "torch's"])
+def test_states_equal_stocks_at_all_real_positions(stock, el, lengths, kernel, monkeypatch):
+    if kernel == "torch's":
+        monkeypatch.setattr(native, "serves", lambda x, width: False)
     torch.manual_seed(len(lengths))
     theirs, ours = stock().models[0].encoder.eval(), el().models[0].encoder.eval()
     tokens = padded_batch(lengths, theirs.padding_idx, eos=2)
@@ -36,13 +40,16 @@ def test_states_equal_stocks_at_all_real_positions(stock, el, lengths):
     assert torch.equal(found["src_lengths"][0], expected["src_lengths"][0])
 
 
-def test_padding_does_not_go_through_the_layers(el):
+@pytest.mark.parametrize("lengths", [[400, 60, 70], [30, 2, 5]], ids=["long", "short"])
+def test_padding_does_not_go_through_the_layers(el, lengths):
+    if native.library() is None and max(lengths) < 48:
+        pytest.skip("the kernels were not compiled")
     encoder = el().models[0].encoder.eval()
     seen = []
     encoder.layers[0].fc1.register_forward_hook(lambda module, args, out: seen.append(args[0].size(0)))
     with torch.no_grad():
-        encoder(padded_batch([400, 60, 70], encoder.padding_idx, eos=2), src_lengths=None)
-    assert sum(seen) == 400 + 60 + 70
+        encoder(padded_batch(lengths, encoder.padding_idx, eos=2), src_lengths=None)
+    assert sum(seen) == sum(lengths)
 
 
 def test_groups_are_neighbours_and_cover_all_sentences():

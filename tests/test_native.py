@@ -96,6 +96,34 @@ def test_attention_to_states_has_work_for_every_thread_or_is_left_to_torch():
 @compiled
 @settings(max_examples=60)
 @given(
+    lengths=st.lists(st.integers(1, 150), min_size=1, max_size=4), heads=st.integers(1, 3),
+    d_k=st.sampled_from([16, 64, 80]), spread=st.sampled_from([0.1, 1.0, 30.0]), seed=st.integers(0, 9),
+)  # fmt: skip
+def test_self_attention_of_sentences_equals_torch_on_each_alone(lengths, heads, d_k, spread, seed):
+    torch.manual_seed(seed)
+    projected = torch.randn(sum(lengths), 3, heads, d_k)
+    projected[:, 0] *= spread
+    expected, largest_score = [], 0.0
+    for sentence in projected.double().split(lengths):
+        q, k, v = sentence.permute(1, 2, 0, 3)  # [h, n, d_k]
+        scores = 0.3 * q @ k.mT
+        largest_score = max(largest_score, scores.abs().max().item())
+        expected.append((scores.softmax(-1) @ v).transpose(0, 1).flatten(1))
+    tolerance = 4 * torch.finfo(torch.float).eps * (10 + largest_score)
+    ours = native.attend_sentences(projected.flatten(1), lengths, heads, 0.3)
+    torch.testing.assert_close(ours, torch.cat(expected).float(), atol=tolerance, rtol=tolerance)
+
+
+@compiled
+def test_a_sentence_does_not_depend_on_its_neighbours():
+    projected = torch.randn(90, 3 * 32)
+    alone = native.attend_sentences(projected[20:70], [50], 2, 1.0)
+    assert torch.equal(native.attend_sentences(projected, [20, 50, 20], 2, 1.0)[20:70], alone)
+
+
+@compiled
+@settings(max_examples=60)
+@given(
     rows=st.integers(1, 20), width=st.sampled_from([16, 48, 1040, 2064]), out=st.integers(1, 40),
     bias=st.booleans(),
 )  # fmt: skip
@@ -127,6 +155,9 @@ def test_numbers_that_are_none_do_not_turn_into_numbers():
     span = torch.tensor([0]), torch.tensor([8])
     assert native.attend(q, 1, 1.0, (keys, keys), span).isnan().all()
     assert native.attend_states_(q.clone(), keys[0].mT, span).isnan().all()
+    too_large = torch.full((1, 1, 16), -3e38)  # every score is -inf, of which torch makes NaN
+    assert native.attend_states_(too_large, torch.full((1, 8, 16), 3.0), span).isnan().all()
+    assert native.attend_sentences(q[0].repeat(2, 3), [1, 1], 1, 1.0).isnan()[:, 3].all()
     assert native.linear(q, torch.ones(4, 16), None).isnan().all()
 
 

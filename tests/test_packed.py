@@ -4,7 +4,10 @@ import copy
 
 import pytest
 import torch
+import torch.nn.functional as F
 from conftest import assert_same_hypotheses
+from fairseq.modules import gelu, gelu_accurate
+from fairseq.modules.transformer_layer import TransformerEncoderLayer
 from torch import nn
 
 from fairseq_el import native
@@ -21,7 +24,10 @@ from fairseq_el.packed import (
     project_together,
 )
 
-KINDS = [pytest.param(k, marks=pytest.mark.skipif(not available(k), reason="kernel")) for k in (FP16, FP32)]
+KINDS = [
+    pytest.param(kind, marks=pytest.mark.skipif(not available(kind), reason="kernel"))
+    for kind in (FP16, FP32, FP32_ONEDNN)
+]
 SINGLE = FP32_ONEDNN if onednn_is_faster() else FP32  # what this machine does single precision with
 
 
@@ -83,6 +89,50 @@ def test_packed_layers_follow_the_model_to_other_precisions_and_back(kind):
     torch.testing.assert_close(packed.float()(x), linear(x), atol=1e-5, rtol=1e-5)
 
 
+ACTIVATIONS = {"relu": F.relu, "gelu": gelu, "gelu_accurate": gelu_accurate}
+
+
+class UsersLayer(TransformerEncoderLayer):
+    def forward(self, x, encoder_padding_mask):
+        return self.activation_fn(x) + self.fc2(self.fc1(x))
+
+
+def feed_forward_layer(el, activation: str, layer_class=TransformerEncoderLayer) -> nn.Module:
+    """A layer of the demo model's shape, in evaluation mode, whose weights are exact in half precision."""
+    args = copy.deepcopy(el().models[0].cfg)
+    args.activation_fn = activation
+    layer = layer_class(args).eval()
+    for parameter in layer.parameters():
+        parameter.data = parameter.data.half().float()
+    return layer
+
+
+@pytest.mark.parametrize("activation", [*ACTIVATIONS, "tanh"])
+@pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
+def test_a_packed_feed_forward_block_applies_its_activation_once(el, kind, activation, monkeypatch):
+    monkeypatch.setattr("fairseq_el.packed.choose_kind", lambda *args: kind)
+    plain = feed_forward_layer(el, activation)
+    packed = copy.deepcopy(plain)
+    pack(packed)
+    for rows in (3, 250):
+        x = torch.randn(rows, 1, plain.embed_dim)
+        torch.testing.assert_close(packed(x, None), plain(x, None), atol=1e-5, rtol=1e-5)
+        if activation in ACTIVATIONS:
+            torch.testing.assert_close(packed.fc1(x), ACTIVATIONS[activation](plain.fc1(x)), atol=1e-5, rtol=1e-5)
+    as_double = plain.double()(x.double(), None)
+    torch.testing.assert_close(packed.double()(x.double(), None), as_double)
+
+
+@torch.no_grad()
+def test_a_users_own_layer_keeps_its_activation_apart(el):
+    plain = feed_forward_layer(el, "relu", UsersLayer)
+    packed = copy.deepcopy(plain)
+    pack(packed)
+    x = torch.randn(3, 1, plain.embed_dim)
+    torch.testing.assert_close(packed(x, None), plain(x, None), atol=1e-5, rtol=1e-5)
+
+
 class Attention(nn.Module):
     projects_together = ("q", "k", "v")
 
@@ -95,7 +145,7 @@ class Attention(nn.Module):
 def test_layers_that_are_used_together_share_a_matrix_and_keep_their_state_dicts(kind):
     plain, other = Attention(), Attention()
     joint = copy.deepcopy(plain)
-    pack(joint, "auto" if kind == FP16 else kind)
+    pack(joint, "auto" if kind == FP16 else FP32)
     assert joint.q.matrix is joint.k.matrix is joint.v.matrix is not joint.out.matrix
     x = torch.randn(3, 48)
     for reference in (plain, other):

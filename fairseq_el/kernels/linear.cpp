@@ -7,7 +7,7 @@
 #include "vec.h"
 
 constexpr int ROWS = 4, OUTPUTS = WIDTH == 16 ? 6 : 3;  // their sums, weights and an input fill 32 or 16 registers
-constexpr int64_t CHUNK = 1024;       // inputs at a time, so that those of all rows stay in the cache
+constexpr int64_t CHUNK = 1024;                         // inputs at a time, so that those of all rows stay in the cache
 
 // x: [rows, in] -> [in / WIDTH, ROWS, WIDTH]: rows that lie a power of two apart compete for places in the cache
 static void interleave(const float* x, int64_t rows, int64_t in, float* to) {
