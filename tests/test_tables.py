@@ -459,6 +459,76 @@ def test_two_lengths_give_the_time_of_the_whole_and_the_fastest_float_system_is_
     assert peers.largest_batch(task, own, replace(settings, budget=20 * 10**9)) == 20  # 1 GB each
 
 
+def test_a_system_that_tells_its_steps_runs_some_of_them_once():
+    task = next(task for task in peers.SETTINGS.tasks if task.name == "cnndm")
+    kinds = peers.kinds_of(task.model, peers.SETTINGS)
+    requests = {
+        name: peers.Cell(task, name, kinds[name], 64, "largest").requests(peers.SETTINGS)
+        for name in ("transformers", "ctranslate2-float32")
+    }
+    assert [request.length for request in requests["transformers"]] == [8]
+    assert [request.length for request in requests["ctranslate2-float32"]] in ([2, 8], [67])
+    some = peer_record("transformers", 8, 32.0) | {"step_seconds": 2.0}
+    assert peers.cell_seconds(task, [some]) == pytest.approx(32 + 59 * 2) and peers.way_of(task, [some]) == "some steps"
+
+
+def test_encoders_are_timed_in_rounds_over_all_systems_and_their_median_counts(results):
+    found = results("table2")
+    timed = [r for r in found["records"] if r["kind"] in ("footprint", "sources") and r["task"] == "cnndm"]
+    of_stock = [r for r in timed if r["system"] == "stock"]
+    more = [of_stock[0] | {"kind": "sources", "parts": {"source_seconds": s}} for s in (70.0, 50.0)]
+    assert table2.source_time(of_stock + more, "cnndm", "stock") == {"source_seconds": 50.0}
+    assert table2.source_time(of_stock, "cnndm", "stock") == {}  # one round was asked for
+    (row,) = [r for r in table2.figures(table2.QUICK, found["records"] + more)["rows"]
+              if (r["task"], r["search"]) == ("cnndm", "beam")]  # fmt: skip
+    copied = row["cells"]["largest"]["copied"]
+    assert copied["source_seconds"] == pytest.approx(50.0 * copied["batch"] / of_stock[0]["parts"]["sources"])
+
+
+def test_sources_are_encoded_anew_when_they_are_timed_again(systems):
+    request = Request("parts", 3, 32, 4, 40, lengths=(30, 32, 31), attention="always")
+    sources = source_sentences(request, 1000)
+    system = systems["el"]
+    system.answer(request, sources)
+    encoded = []
+    compute = system.encoder.compute
+    system.encoder.compute = lambda *args, **options: encoded.append(len(args[0])) or compute(*args, **options)
+    try:
+        again = system.answer(replace(request, op="sources"), sources)
+        system.answer(request, sources)
+    finally:
+        system.encoder.compute = compute
+    assert encoded == [3] and again.parts["sources"] == 3 and again.parts["source_seconds"] > 0
+
+
+def test_rest_measures_what_the_last_run_left_out_and_nothing_again(page, tmp_path, monkeypatch):
+    def run(*words: str) -> dict:
+        monkeypatch.setattr(pool, "Worker", WorkerHere)
+        benchmark.main(["peers", "--quick", "--output", str(tmp_path), *words])
+        return json.loads((tmp_path / "peers.json").read_text())
+
+    whole = json.loads((page.parent / "peers.json").read_text())
+    left_out = [r for r in whole["records"] if (r["peer"], r["at"]) == ("el", "8")]
+    kept = [r for r in whole["records"] if r not in left_out]
+    key = {name: left_out[0][name] for name in ("task", "peer", "at", "batch")}
+    before = whole["environment"] | {"date": "2021-05-11 00:00 UTC"}
+    shortened = whole | {"environment": before, "records": [*kept, key | {"left_out": "time"}]}
+    (tmp_path / "peers.json").write_text(json.dumps(shortened))
+    found = run("--rest")
+    assert [r for r in found["records"] if r in kept] == kept
+    (new,) = [r for r in found["records"] if r not in kept]
+    assert key.items() <= new.items() and new["tokens"] == left_out[0]["tokens"]
+    assert "no time" not in (tmp_path / "benchmarks.md").read_text().split("### Bars of Peers")[1]
+    assert "From an earlier run" in (tmp_path / "benchmarks.md").read_text()
+    other = found | {"environment": found["environment"] | {"commit": "0123456789"}}
+    (tmp_path / "peers.json").write_text(json.dumps(other))
+    with pytest.raises(SystemExit, match="commit 0123456789.*leave out --rest"):
+        run("--rest")
+    (tmp_path / "peers.json").unlink()
+    with pytest.raises(SystemExit, match="no run of peers to go on from"):
+        run("--rest")
+
+
 def test_batches_that_do_not_fit_are_shown_with_what_they_would_take(results):
     found = results("table3")
     settings = replace(table3.QUICK, budget=found["figures"]["rows"][0]["cells"]["always"]["peak_bytes"] // 2)

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,13 +25,13 @@ Loaded = dict[str, Any]
 @dataclass(frozen=True)
 class Exhibit:
     """A table or figure of the paper. `measure` gets the settings, the number of rounds and a folder
-    for logs, and returns what ran (with versions) and the records; the other parts see results as
-    they stand in the JSON."""
+    for logs (and, with --rest, the records of an earlier run), and returns what ran (with versions) and
+    the records; the other parts see results as they stand in the JSON."""
 
     name: str
     settings: Any
     quick: Any
-    measure: Callable[[Any, int, Path], tuple[Loaded, list[Record]]]
+    measure: Callable[..., tuple[Loaded, list[Record]]]
     figures: Callable[[Any, list[Record]], Any]
     render: Callable[[dict[str, Any]], str]
     draw: Callable[[dict[str, Any]], Any] | None = None  # returns a figure of matplotlib

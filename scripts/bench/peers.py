@@ -1,9 +1,11 @@
 """The exhibit `peers`: the paper's tasks in stock fairseq, Transformers, CTranslate2 and fairseq_el.
 
 Whole generations where they are short enough, which also shows whether outputs are equal. Others are put together:
-those of fairseq from parts (`parts.py`); those of other systems, whose steps can't be timed, from two lengths.
+those of fairseq from parts (`parts.py`), those of Transformers from a few steps, those of CTranslate2, whose steps
+can't be timed, from two lengths.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from bench.tasks import QUICK_TASKS, Model, Task, paper_tasks
 OURS = "el"
 INT8 = "ctranslate2-int8"
 BAR_BATCH = 8
+TELLS_STEPS = "transformers"
 # How many times as long as stock fairseq's steps others take, roughly: for the time plan alone.
 STEPS = {"transformers": 5.0, "ctranslate2-float32": 0.6, INT8: 0.6}
 LANGUAGE_STEPS = {"transformers": 3.0, "ctranslate2-float32": 2.0, INT8: 2.0}
@@ -73,6 +76,13 @@ class Cell:
     def attention(self) -> str | None:
         return "auto" if self.system == OURS else None
 
+    @property
+    def key(self) -> Record:
+        return {"task": self.task.name, "peer": self.system, "at": self.at}
+
+    def records_in(self, records: Sequence[Record]) -> list[Record]:
+        return select(list(records), **self.key)
+
     def whole(self) -> Request:
         return self.task.request("generate", self.batch, "beam", attention=self.attention)
 
@@ -84,6 +94,8 @@ class Cell:
         if not self.kind.needs_peers:
             return [replace(whole, op="parts")]
         short = [replace(whole, length=length) for length in settings.two_lengths]
+        if self.system == TELLS_STEPS:
+            short = short[-1:]
         return min(short, [whole], key=lambda requests: sum(map(self.seconds_of, requests)))
 
     def seconds_of(self, request: Request) -> float:
@@ -130,11 +142,13 @@ def time_plan(settings: Settings, repeats: int) -> list[tuple[str, float]]:
     return plan
 
 
-def measure(settings: Settings, repeats: int, logs: Path) -> tuple[Loaded, list[Record]]:
-    """One round, whatever `repeats`: whole generations take long enough."""
+def measure(
+    settings: Settings, repeats: int, logs: Path, known: Sequence[Record] = ()
+) -> tuple[Loaded, list[Record]]:
+    """One round, whatever `repeats`: whole generations take long enough. known: of an earlier run, to go on from."""
     later = sum(seconds for _, seconds in time_plan(settings, repeats))
     loaded: Loaded = {}
-    records: list[Record] = []
+    records = list(known)
     with Timetable(later, 60 * settings.minutes) as timetable:
         for model in models_of(settings):
             kinds = kinds_of(model, settings)
@@ -142,9 +156,11 @@ def measure(settings: Settings, repeats: int, logs: Path) -> tuple[Loaded, list[
                 later -= len(kinds) * 0.7 * estimates.loading_seconds(model)
                 for cell in cells_of(model, settings):
                     later -= cell.seconds(settings)
-                    records += ask(cell, settings, pool, timetable, reserved=0.0)
+                    if not cell.records_in(known):
+                        records += ask(cell, settings, pool, timetable, reserved=0.0)
                 for cell in largest_cells(model, settings, records):
-                    records += ask(cell, settings, pool, timetable, reserved=later)
+                    if not cell.records_in(known):
+                        records += ask(cell, settings, pool, timetable, reserved=0.0 if known else later)
                 loaded |= pool.loaded
     return loaded, records
 
@@ -156,7 +172,7 @@ def warm_ups(model: Model, kinds: dict[str, SystemKind]) -> dict[str, list[Reque
 
 def ask(cell: Cell, settings: Settings, pool: Pool, timetable: Timetable, reserved: float) -> list[Record]:
     """reserved: seconds that are needed for what is more important and comes later."""
-    facts = {"task": cell.task.name, "peer": cell.system, "at": cell.at}
+    facts = cell.key
     if cell.batch == 0:
         return [facts | {"left_out": "memory"}]
     loading = 0.0 if cell.kind.name in pool.workers else estimates.loading_seconds(cell.task.model)
@@ -227,25 +243,39 @@ def row_of(task: Task, at: str, system: str, of_row: list[Record]) -> dict[str, 
     broken = next((why for r in own if (why := why_missing(r))), None if own else why_missing(None))
     if broken:
         return row | {"missing": broken, "seconds_per_sentence": None}
-    whole = len(own) == 1 and own[0]["op"] == "generate"
+    how = way_of(task, own)
     stock = [r for r in select(of_row, peer="stock") if r.get("op") == "generate" and r.get("tokens")]
     batch = own[0]["batch"]
     return row | {
         "seconds_per_sentence": cell_seconds(task, own) / batch,
         "peak_bytes": max(record["memory"]["peak"] for record in own),
-        "how": "whole" if whole else "parts" if own[0]["op"] == "parts" else "two lengths",
-        "equal_to_stock": equal_sentences(own, stock) if whole and stock else None,
+        "how": how,
+        "equal_to_stock": equal_sentences(own, stock) if how == "whole" and stock else None,
     }
+
+
+def way_of(task: Task, own: list[Record]) -> str:
+    """How the time of a cell was found."""
+    if own[0]["op"] == "parts":
+        return "parts"
+    if len(own) > 1:
+        return "two lengths"
+    return "whole" if own[0]["length"] == task.output_length else "some steps"
 
 
 def cell_seconds(task: Task, own: list[Record]) -> float:
     if own[0]["op"] == "parts":
         return compose.batch_seconds(own[0]["parts"], own[0]["batch"])
+    longest = own[-1]
+    missing_steps = task.output_length - longest["length"]
+    return longest["seconds"] + (missing_steps * step_seconds(own) if missing_steps else 0.0)
+
+
+def step_seconds(own: list[Record]) -> float:
     if len(own) == 1:
-        return own[0]["seconds"]
+        return own[0]["step_seconds"]
     short, long = own
-    step = (long["seconds"] - short["seconds"]) / (long["length"] - short["length"])
-    return short["seconds"] + step * (task.output_length - short["length"])
+    return (long["seconds"] - short["seconds"]) / (long["length"] - short["length"])
 
 
 def bars(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -268,12 +298,14 @@ def render(results: dict[str, Any]) -> str:
         "CTranslate2 also with int8 weights, which is not lossless, and fairseq_el with `--el-attention auto` and, but "
         "for GPT-2, the packing it chooses itself, exact for these weights. Only stock fairseq scores prompts. One "
         "round. `measured` says how: `whole` is one generation from end to end; `parts` is put together as in Table 2; "
-        f"`two lengths` from generations of {' and '.join(map(str, settings['two_lengths']))} tokens, whose difference "
-        "gives the step. `equal` counts the best hypotheses that are stock fairseq's, where both ran whole: random "
-        "weights make for near-ties, and CTranslate2 ranks by a last word where the others have the closing token. "
+        f"`some steps` from a generation of {settings['two_lengths'][-1]} tokens and the time of its steps; `two "
+        f"lengths` from generations of {' and '.join(map(str, settings['two_lengths']))} tokens, whose difference "
+        "gives the step, where a system does not tell. `equal` counts the best hypotheses that are stock fairseq's, "
+        "where both ran whole: random weights make for near-ties, and CTranslate2 ranks by a last word where the "
+        "others have the closing token. "
         f"The largest batch is the one that fits {settings['budget'] / GIB:g} GiB, on a straight line through the "
-        "peaks of the two others. `no time`: left out to keep to the time of this run (`--minutes`). The Transformer "
-        "of SQuAD was converted for no other system.",
+        "peaks of the two others. `no time`: left out to keep to the time of this run; `peers --rest` measures that. "
+        "The Transformer of SQuAD was converted for no other system.",
         "### Bars of Peers",
         bars_table(made["bars"]),
     ]

@@ -30,9 +30,9 @@ class Request:
 
     op is "generate" (text in, text out; everything is timed), "decode" (the same with the encoder's
     output at hand from an earlier request, so that only decoding is timed), "parts" (the same, but of
-    the steps only some at the beginning and some at the end, see `parts.py`) or "source_state" (bytes
-    cached about the source, measured from the live tensors). `attention` is for systems that have a
-    choice.
+    the steps only some at the beginning and some at the end, see `parts.py`), "sources" (its distinct
+    sources are encoded once more, which alone is timed) or "source_state" (bytes cached about the
+    source, measured from the live tensors). `attention` is for systems that have a choice.
 
     `lengths` are those of the distinct sources where they differ; `source_length` is then the longest.
     `search` holds further options of fairseq's search. `multi_head` says for stock fairseq what becomes
@@ -60,7 +60,7 @@ class Answer:
     step_seconds: float | None = None  # from one decoding step to the next, median of the generation
     source_state_bytes: int | None = None
     state_bytes: int | None = None  # of sources and beams together, at the peak
-    parts: dict[str, Any] | None = None  # for "parts": what `compose.py` puts together
+    parts: dict[str, Any] | None = None  # for "parts" and "sources": what `compose.py` puts together
     tokens: list[list[int]] = field(
         default_factory=list
     )  # best hypothesis of each sentence, no </s>

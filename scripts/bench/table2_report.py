@@ -84,7 +84,8 @@ def composed_text(rows: list[dict[str, Any]]) -> str:
         "`w`); the others are put together from measured parts: the first step, one to three steps after it, and one "
         "to three of the last, with a state as large as it is by then; steps between lie on a straight line between "
         "the two. Always, sources are encoded (prompts read) for one batch of distinct ones, and the time counts for "
-        "each sentence; encoders have run before, as a first call takes longer. Numbers without a range are one round."
+        "each sentence: by the median of several rounds over all systems where there is an encoder, which has run "
+        "before, as a first call takes longer. Numbers without a range are one round of decoding."
     )
 
 

@@ -1,6 +1,8 @@
 """Worker for Hugging Face Transformers; runs in the peers' environment."""
 
 import time
+from itertools import pairwise
+from statistics import median
 from typing import Any
 
 import torch
@@ -10,16 +12,22 @@ from bench.protocol import EOS, PAD, THREADS, Answer, Request, padded, serve, wi
 
 
 class ClosingToken(transformers.LogitsProcessor):
-    """Leaves </s> as the only choice for the last token, with its score, as fairseq does.
+    """Leaves </s> as the only choice for the last token, with its score, as fairseq does. Called once a
+    step, it also notes the time.
 
     The library's own `forced_eos_token_id` scores it zero, which ranks the beams differently.
     """
 
     def __init__(self, last_place: int):
         self.last_place = last_place
+        self.called: list[float] = []
+
+    def step_seconds(self) -> float:
+        return median(after - before for before, after in pairwise(self.called))
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """input_ids: [b * x, tokens so far], scores: [b * x, vocabulary]"""
+        self.called.append(time.perf_counter())
         if input_ids.size(1) < self.last_place:
             return scores
         return torch.full_like(scores, -torch.inf).index_copy_(
@@ -58,6 +66,7 @@ class TransformersSystem:
         """length - 1 words, </s> barred among them, then </s> forced: `length` steps."""
         tokens = torch.tensor(padded(sources, left=False))  # [b, n]
         self.encoder_seconds = 0.0
+        closing = ClosingToken(request.length)
         started = time.perf_counter()
         generated = (
             self.model.generate(  # [b, 1 + length], the first being the decoder's start token
@@ -68,7 +77,7 @@ class TransformersSystem:
                 min_new_tokens=request.length - 1,
                 max_new_tokens=request.length,
                 forced_eos_token_id=None,
-                logits_processor=transformers.LogitsProcessorList([ClosingToken(request.length)]),
+                logits_processor=transformers.LogitsProcessorList([closing]),
             )
         )
         seconds = time.perf_counter() - started
@@ -77,6 +86,7 @@ class TransformersSystem:
         return Answer(
             seconds=seconds,
             encoder_seconds=self.encoder_seconds,
+            step_seconds=closing.step_seconds(),
             tokens=[without_eos(row) for row in generated[:, 1:].tolist()],
         )
 

@@ -22,6 +22,7 @@ class TransformersLanguageSystem:
     def answer(self, request: Request, sources: list[list[int]]) -> Answer:
         tokens = torch.tensor([[EOS, *source[:-1]] for source in sources])  # [b, n]
         n = tokens.size(1)
+        closing = ClosingToken(n + request.length - 1)
         started = time.perf_counter()
         generated = self.model.generate(  # [b, n + length]
             tokens,
@@ -30,12 +31,13 @@ class TransformersLanguageSystem:
             do_sample=False,
             min_new_tokens=request.length - 1,
             max_new_tokens=request.length,
-            logits_processor=transformers.LogitsProcessorList([ClosingToken(n + request.length - 1)]),
+            logits_processor=transformers.LogitsProcessorList([closing]),
         )
         seconds = time.perf_counter() - started
         if generated.size(1) != n + request.length:
             raise RuntimeError(f"{generated.size(1) - n} tokens instead of {request.length}")
-        return Answer(seconds=seconds, tokens=[without_eos(row) for row in generated[:, n:].tolist()])
+        tokens_out = [without_eos(row) for row in generated[:, n:].tolist()]
+        return Answer(seconds=seconds, step_seconds=closing.step_seconds(), tokens=tokens_out)
 
 
 if __name__ == "__main__":
