@@ -135,7 +135,9 @@ def serve(load: Callable[[dict[str, Any]], System]) -> None:
             print(json.dumps(message), file=answers, flush=True)
 
         system = load(options)
-        send({"memory": resident_memory(), "versions": system.versions})
+        peak = resident_memory()["peak"]
+        reset_peak()  # what loading has freed is not what the system takes at rest
+        send({"memory": resident_memory() | {"peak": peak}, "versions": system.versions})
         for line in sys.stdin:
             request = Request(**json.loads(line))
             sources = source_sentences(request, system.vocabulary)

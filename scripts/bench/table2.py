@@ -202,9 +202,9 @@ class TaskRun:
 
     def measure(self) -> list[Record]:
         records = [self.calibrate(kind) for kind in workers_of(self.task.model, self.settings)]
-        records += self.time_sources([r["system"] for r in records if not why_missing(r)])
         footprints = {r["system"]: self.footprint(r) for r in records if not why_missing(r)}
         self.unusable = {r["system"]: r for r in records if why_missing(r)}
+        records += self.time_sources(list(footprints))
         planned = [(cell, self.batch(cell, footprints)) for cell in cells_of(self.task, self.settings)]
         for row in unique((cell.search, cell.precision, cell.at) for cell, _ in planned):
             compared = [pair for pair in planned if (pair[0].search, pair[0].precision, pair[0].at) == row]
