@@ -459,6 +459,13 @@ def test_two_lengths_give_the_time_of_the_whole_and_the_fastest_float_system_is_
     assert peers.largest_batch(task, own, replace(settings, budget=20 * 10**9)) == 20  # 1 GB each
 
 
+def test_largest_batches_that_took_more_than_the_budget_are_counted():
+    rows = [{"at": at, "missing": None, "peak_bytes": size} for at, size in
+            (("8", 130), ("largest", 104), ("largest", 99))]  # fmt: skip
+    assert peers.over_budget(rows, 100) == "; 1 of 2 then took more than that, by up to 4%"
+    assert peers.over_budget(rows[2:] + [{"at": "largest", "missing": "no time"}], 100) == ""
+
+
 def test_a_system_that_tells_its_steps_runs_some_of_them_once():
     task = next(task for task in peers.SETTINGS.tasks if task.name == "cnndm")
     kinds = peers.kinds_of(task.model, peers.SETTINGS)

@@ -304,8 +304,8 @@ def render(results: dict[str, Any]) -> str:
         "where both ran whole: random weights make for near-ties, and CTranslate2 ranks by a last word where the "
         "others have the closing token. "
         f"The largest batch is the one that fits {settings['budget'] / GIB:g} GiB, on a straight line through the "
-        "peaks of the two others. `no time`: left out to keep to the time of this run; `peers --rest` measures that. "
-        "The Transformer of SQuAD was converted for no other system.",
+        f"peaks of the two others{over_budget(made['rows'], settings['budget'])}. `no time`: left out to keep to the "
+        "time of this run; `peers --rest` measures that. The Transformer of SQuAD was converted for no other system.",
         "### Bars of Peers",
         bars_table(made["bars"]),
     ]
@@ -313,6 +313,15 @@ def render(results: dict[str, Any]) -> str:
         rows = select(made["rows"], task=task)
         parts += [f"### {rows[0]['model']} on {rows[0]['title']}", peers_table(rows)]
     return "\n\n".join(parts)
+
+
+def over_budget(rows: list[dict[str, Any]], budget: int) -> str:
+    """In words, where peaks turned out to lie above the line."""
+    shares = [row["peak_bytes"] / budget for row in rows if row["at"] == "largest" and not row["missing"]]
+    over = [share for share in shares if share > 1]
+    if not over:
+        return ""
+    return f"; {len(over)} of {len(shares)} then took more than that, by up to {100 * (max(over) - 1):.0f}%"
 
 
 def peers_table(rows: list[dict[str, Any]]) -> str:
