@@ -258,13 +258,14 @@ def draw_panel(ax: Any, axis: str, rows: list[dict[str, Any]], lines: Any, expon
             continue
         ax.plot(*zip(*points), "o-", color=COLOURS[colour], markersize=4, label=label)
         if exponents[form][quantity] is not None:
-            beside = 4, -12 if quantity == "working_bytes" else 4  # memory and state lie close together
+            is_lower = (form, quantity) == ("auto", "state_bytes")  # of two lines that lie close together
+            beside = 4, -12 if is_lower else 4
             ax.annotate(f"{exponents[form][quantity]:.2f}", points[-1], textcoords="offset points", xytext=beside,
                         fontsize=8, color=COLOURS[colour])  # fmt: skip
     ax.set(xscale="log", yscale="log", xlabel=TITLES[axis])
     ax.set_xticks([row["value"] for row in rows], [str(row["value"]) for row in rows])
     ax.minorticks_off()
-    plain_log_ticks(ax)
+    plain_log_ticks(ax.yaxis)
 
 
 def number_of(quantity: Any) -> float:

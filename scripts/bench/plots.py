@@ -9,8 +9,9 @@ logging.getLogger("matplotlib").setLevel(logging.WARNING)  # it tells of every f
 try:
     import matplotlib
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
-    from matplotlib.ticker import LogLocator
+    from matplotlib.ticker import LogLocator, NullLocator
 except ImportError as error:
     raise UserError("plots need matplotlib, which is not installed: run `make install`") from error
 
@@ -54,7 +55,8 @@ def plain_number(value: float) -> str:
     return f"{value:g}"
 
 
-def plain_log_ticks(ax: Axes) -> None:
-    """1, 2, 5, 10, 20 and so on, on the vertical axis."""
-    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    ax.yaxis.set_major_formatter(lambda value, _: plain_number(value))
+def plain_log_ticks(axis: Axis) -> None:
+    """1, 2, 5, 10, 20 and so on."""
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter(lambda value, _: plain_number(value))
+    axis.set_minor_locator(NullLocator())

@@ -4,7 +4,7 @@ from typing import Any
 
 from bench.generator import select, unique
 from bench.generator_report import bars_table
-from bench.plots import COLOURS, Figure, new_figure
+from bench.plots import COLOURS, Figure, new_figure, plain_log_ticks
 from bench.report import opening, table, times
 
 GIB = 2**30
@@ -180,16 +180,18 @@ def paper_sentence(rows: list[dict[str, Any]]) -> str:
 def draw(results: dict[str, Any]) -> Figure:
     """Speed at the largest batches as multiples of the copied baseline's, beside the paper's."""
     rows = [r for r in results["figures"]["rows"] if r["cells"]["largest"]["copied"]["sentences_per_second"]]
-    figure, (ax,) = new_figure(10, 1.4 + 0.5 * len(rows))
+    figure, (ax,) = new_figure(10, 1.4 + 0.4 * len(rows))
     height = 0.2
     for place, (column, colour) in enumerate(COLOUR_OF.items()):
         found = [(y, gain) for y, row in enumerate(rows) if (gain := gain_of(row, column))]
-        ax.barh([y + (place - 1) * height for y, _ in found], [gain for _, gain in found], height,
+        ax.barh([y + (place - 1) * height for y, _ in found], [gain - 1 for _, gain in found], height, left=1,
                 color=COLOURS[colour], label=COLUMNS[column].replace("`", ""))  # fmt: skip
     known = [(y, paper_of(row)) for y, row in enumerate(rows) if paper_of(row)]
     ax.plot([paper[1] / paper[0] for _, paper in known], [y for y, _ in known], "D", color="black", markersize=5,
             label="paper: EL, V100")  # fmt: skip
     ax.axvline(1, color=COLOURS["copied"], linewidth=1.5, label=COLUMNS["copied"])
+    ax.set_xscale("log")
+    plain_log_ticks(ax.xaxis)
     ax.set_yticks(range(len(rows)), [f"{name_of(row)}, {row['search']}" for row in rows])
     ax.invert_yaxis()
     ax.set_xlabel("times the speed of multi-head attention with a cache for every beam, each at its largest batch")
