@@ -9,12 +9,15 @@
 
 #include "vec.h"
 
-constexpr int SUMS = WIDTH == 16 ? 16 : 8;  // vectors that are summed up at a time; half of the registers
+// Vectors that are summed up at a time. Sums of weighted values come in powers of two, which divide d; scores need not,
+// and of 16 registers 12 do half as much again as 8.
+constexpr int SUMS = WIDTH == 16 ? 16 : 8, SCORES = WIDTH == 16 ? 16 : 12;
 
 // Lanes of V vectors: q and out of one thread, sorted as [d][lanes]. Places go through in blocks of at most BLOCK.
 template <int V, int BLOCK>
 struct Rows {
-    static constexpr int LANES = V * WIDTH, PLACES = SUMS / V < 8 ? SUMS / V : 8, COLUMNS = SUMS / V;
+    static constexpr int LANES = V * WIDTH, COLUMNS = SUMS / V;
+    static constexpr int PLACES = WIDTH == 16 && V == 1 ? 8 : SCORES / V;
     int64_t d;
     std::vector<float> q, out;
     Vec most[V], total[V];
