@@ -1,6 +1,6 @@
 """The kernels in `kernels/`, compiled once for the machine they run on.
 
-Two seconds at first use; the result is kept in the user's cache folder. Where there is no compiler, or a result
+Three seconds at first use; the result is kept in the user's cache folder. Where there is no compiler, or a result
 doesn't agree with torch's, torch's own operations do the work: slower, and equal up to rounding.
 """
 
