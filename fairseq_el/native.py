@@ -1,6 +1,6 @@
 """The kernels in `kernels/`, compiled once for the machine they run on.
 
-Three seconds at first use; the result is kept in the user's cache folder. Where there is no compiler, or a result
+Four seconds at first use; the result is kept in the user's cache folder. Where there is no compiler, or a result
 doesn't agree with torch's, torch's own operations do the work: slower, and equal up to rounding.
 """
 
@@ -14,6 +14,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -108,6 +109,24 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return y
 
 
+PANEL = 32  # outputs whose weights lie together, input by input
+ACTIVATIONS = (("none", ""), ("relu", ""), ("gelu", "none"), ("gelu", "tanh"))  # in the order of activations.h
+
+
+def multiply_panels(
+    x: Tensor, panels: Tensor, bias: Tensor, out: int, activation: tuple[str, str] = ACTIVATIONS[0]
+) -> Tensor:
+    """x: [..., in], panels: [n, in, PANEL], in half or single precision, bias: [n, PANEL]; returns [..., out], which
+    may be less than n * PANEL. Ask `serves` first."""
+    x, width = x.contiguous(), panels.size(1)
+    y = x.new_empty(*x.shape[:-1], out)
+    library().fairseq_el_multiply_panels(
+        x.data_ptr(), panels.data_ptr(), panels.dtype == torch.float16, bias.data_ptr(), y.data_ptr(),
+        x.numel() // width, width, out, ACTIVATIONS.index(activation), torch.get_num_threads(),
+    )  # fmt: skip
+    return y
+
+
 def logsumexp(x: Tensor) -> Tensor:
     """log(sum(exp(x))) over the last dimension, for any x: by our kernel where that serves, else by torch."""
     if not (x.is_contiguous() and serves(x, 0)):
@@ -183,8 +202,8 @@ def compile_to(library: Path, compiler: str) -> None:
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         units = [source for source in SOURCES if source.suffix == ".cpp"]
         objects = [str(Path(folder) / f"{unit.stem}.o") for unit in units]
-        for unit, target in zip(units, objects):
-            run([compiler, *FLAGS, "-c", str(unit), "-o", target])
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(run, ([compiler, *FLAGS, "-c", str(u), "-o", o] for u, o in zip(units, objects))))
         finished = Path(folder) / "kernels.so"
         run([compiler, "-shared", *objects, "-o", str(finished)])
         os.replace(finished, library)  # whole or not there, also for other processes
@@ -207,7 +226,8 @@ def declare(compiled: ctypes.CDLL) -> ctypes.CDLL:
     compiled.fairseq_el_logsumexp.argtypes = [pointer, pointer, number, number]
     compiled.fairseq_el_attend_states.argtypes = [pointer] * 2 + [number] * 4 + [pointer] * 2 + [number]
     compiled.fairseq_el_attend_sentences.argtypes = [pointer] * 3 + [number] * 3 + [ctypes.c_float]
-    for name in ("attend", "attend_sentences", "attend_states", "linear", "logsumexp"):
+    compiled.fairseq_el_multiply_panels.argtypes = [pointer] * 2 + [number] + [pointer] * 2 + [number] * 5
+    for name in ("attend", "attend_sentences", "attend_states", "linear", "logsumexp", "multiply_panels"):
         getattr(compiled, f"fairseq_el_{name}").restype = None
     return compiled
 
@@ -236,8 +256,13 @@ def agree_with_torch(compiled: ctypes.CDLL) -> bool:
         projected.data_ptr(), within.data_ptr(), starts.data_ptr(), 1, 1, 16, 0.25
     )  # fmt: skip
     q, k, v = projected.split(16, dim=1)
+    panels, bias, outputs = draw(2, 16, 32).half(), draw(2, 32), torch.empty(21, 40)
+    compiled.fairseq_el_multiply_panels(
+        weight.data_ptr(), panels.data_ptr(), 1, bias.data_ptr(), outputs.data_ptr(), 21, 16, 40, 1, 1
+    )
+    expected_outputs = (weight @ panels.float() + bias[:, None]).transpose(0, 1).flatten(1)[:, :40].relu()
     pairs = (
         (product, weight @ x), (total[0], product.logsumexp(0)), (out, expected), (context, expected_context),
-        (within, (0.25 * q @ k.T).softmax(1) @ v),
+        (within, (0.25 * q @ k.T).softmax(1) @ v), (outputs, expected_outputs),
     )  # fmt: skip
     return all(torch.allclose(ours, theirs, atol=1e-4) for ours, theirs in pairs)

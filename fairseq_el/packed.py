@@ -1,18 +1,19 @@
 """Linear layers as a CPU reads them fastest.
 
 A decoding step multiplies a few rows with every weight of the decoder, so it is bound by reading weights, and
-`F.linear` copies each weight into another layout on every call. Three kernels don't:
+`F.linear` copies each weight into another layout on every call. Weights are put into a better one beforehand:
 
-- FBGEMM, which comes with torch, keeps weights packed in half precision and computes in single precision. Exact
-  where a weight is exactly representable in half precision, as all of a checkpoint saved in half precision are.
-- oneDNN, which comes with torch, packs in single precision. For machines with AVX-512, where it is the fastest, and
-  those where ours could not be compiled.
-- Ours (`kernels/linear.cpp`) reads single-precision weights as they lie: for other machines, and for weights that
-  somebody else reads too, an embedding or EL-attention, and that packing would make a second copy of.
+- in half precision, computing in single, where that is exact: where all weights are representable in half precision,
+  as those of a checkpoint saved in half precision are. By our kernel (`kernels/panels.cpp`) on machines with AVX-512,
+  else by FBGEMM, which comes with torch.
+- in single precision by the same kernel of ours on machines with AVX-512, or by oneDNN, which comes with torch, where
+  ours could not be compiled.
+- as they lie, in single precision (`kernels/linear.cpp`): on other machines, and weights that somebody else reads too,
+  an embedding or EL-attention, and that packing would make a second copy of.
 
 A packed weight replaces the original; the rows come back by unpacking, so state dicts stay as they are. The first layer
-of a feed-forward block also applies the activation that follows it: oneDNN while it has the numbers at hand, the others
-in place.
+of a feed-forward block also applies the activation that follows it: our kernel and oneDNN while they have the numbers
+at hand, the others in place.
 """
 
 import functools
@@ -32,7 +33,7 @@ from fairseq_el import native
 
 logger = logging.getLogger(__name__)
 
-FP16, FP32, FP32_ONEDNN = "fp16", "fp32", "fp32 by oneDNN"
+FP16, FP32, FP32_AS_IT_LIES = "fp16", "fp32", "fp32 as it lies"
 
 Activation = tuple[str, str]
 """As oneDNN names it: a function, and by which formula."""
@@ -52,6 +53,23 @@ def activate_(x: Tensor, activation: Activation) -> Tensor:
 
 def is_exact_in_fp16(weight: Tensor) -> bool:
     return torch.equal(weight, weight.half().to(weight.dtype))
+
+
+class PanelWeight:
+    """Weight [out, in] in half or single precision, in panels for our kernel."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype):
+        self.out, width = weight.shape
+        missing = -self.out % native.PANEL  # outputs of the last panel
+        rows = F.pad(weight.to(dtype), (0, 0, 0, missing)) if missing else weight.to(dtype)
+        self.panels = rows.reshape(-1, native.PANEL, width).transpose(1, 2).contiguous()  # [n, in, PANEL]
+        self.bias = F.pad(weight.new_zeros(self.out) if bias is None else bias, (0, missing))
+
+    def multiply(self, x: Tensor, activation: Activation = NONE) -> Tensor:
+        return native.multiply_panels(x, self.panels, self.bias, self.out, activation)
+
+    def unpack(self) -> Tensor:
+        return self.panels.transpose(1, 2).flatten(0, 1)[: self.out].float()
 
 
 class FBGEMMWeight:
@@ -111,28 +129,53 @@ def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: Ac
 
 
 @functools.cache
-def onednn_is_faster() -> bool:
-    """Than MKL, which `F.linear` calls, for many rows, and than our kernel for some.
+def has_wide_vectors() -> bool:
+    """AVX-512, with which our panels are the fastest.
 
-    GFLOP/s for BART-large's weights on an AMD EPYC with AVX-512:
+    GFLOP/s for BART-large's weights on an AMD EPYC with AVX-512, medians of three rounds:
 
-        rows                          4          16          80          930
-        oneDNN, packed          43 to 68  121 to 156  190 to 202  205 to 208
-        oneDNN, plain weights   32 to 40   93 to 104  148 to 178  176 to 204
-        ours, plain weights     47 to 55  100 to 104  126 to 139
-        MKL, plain weights                                        182 to 189
+        rows                            1           4          16          80         930
+        ours, half              30 to  68  103 to 137  156 to 185  188 to 204  201 to 211
+        FBGEMM, half            25 to  55   73 to 133  143 to 170  168 to 189  188 to 198
+        ours, single            13 to  35   48 to 109  126 to 172  184 to 197  198 to 205
+        oneDNN, single          10 to  20   40 to  75  117 to 164  167 to 203  203 to 212
+        ours, as it lies        10 to  20   40 to  75   87 to 103  115 to 142
+        oneDNN, as it lies      13 to  22   28 to  43   81 to 111  158 to 181  199 to 202
+        MKL, as it lies          7 to  11   12 to  21   51 to  64  113 to 129  172 to 179
 
     On one with AVX2, oneDNN does 120 to 136 for many rows and MKL 128 to 170. Decided by what the CPU has, not by a
     clock: the kernel is part of a sum's rounding, which is to be the same in every run.
     """
-    return torch.backends.cpu.get_cpu_capability() == "AVX512" and available(FP32_ONEDNN)
+    return torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
-def single_precision(weight: Tensor, bias: Tensor | None) -> PlainWeight | OneDNNWeight:
+def onednn_is_faster() -> bool:
+    """Than MKL, which `F.linear` calls, and than our kernel for weights as they lie, with many rows."""
+    return has_wide_vectors() and torch.backends.mkldnn.is_available()
+
+
+Kernel = PanelWeight | FBGEMMWeight | OneDNNWeight | PlainWeight
+
+
+def half_precision(weight: Tensor, bias: Tensor | None) -> Kernel:
+    if has_wide_vectors() and native.serves(weight, weight.size(1)):
+        return PanelWeight(weight, bias, torch.float16)
+    return FBGEMMWeight(weight, bias)
+
+
+def single_precision(weight: Tensor, bias: Tensor | None) -> Kernel:
+    if has_wide_vectors() and native.serves(weight, weight.size(1)):
+        return PanelWeight(weight, bias, torch.float32)
+    return as_it_lies(weight, bias)
+
+
+def as_it_lies(weight: Tensor, bias: Tensor | None) -> Kernel:
     return (PlainWeight if native.serves(weight, weight.size(1)) else OneDNNWeight)(weight, bias)
 
 
-KERNELS = {FP16: FBGEMMWeight, FP32: single_precision, FP32_ONEDNN: OneDNNWeight}
+KERNELS: dict[str, Callable[[Tensor, Tensor | None], Kernel]] = {
+    FP16: half_precision, FP32: single_precision, FP32_AS_IT_LIES: as_it_lies,
+}  # fmt: skip
 
 
 @functools.cache
@@ -286,14 +329,14 @@ def pack(model: BaseFairseqModel, choice: str = "auto") -> None:
     if any(isinstance(module, PackedLinear) for module in model.modules()):
         return  # it is packed; its embedding may be in half precision for that reason alone
     asked_for_half = first.dtype == torch.float16
-    counts = {FP16: 0, FP32: 0, FP32_ONEDNN: 0}
+    counts = dict.fromkeys(KERNELS, 0)
     tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     for parent, names in packable_layers(model):
         linears = [getattr(parent, name) for name in names]
         is_table = any(id(linear.weight) in tables for linear in linears)
         weights = [linear.float().weight for linear in linears]  # one by one: all at once take more room
         if set(names) <= set(getattr(parent, "applies_weights", ())):  # also as they are: no unpacking at each step
-            kind = FP32 if native.serves(weights[0], weights[0].size(1)) else None
+            kind = FP32_AS_IT_LIES if native.serves(weights[0], weights[0].size(1)) else None
         else:
             kind = choose_kind(weights, FP16 if asked_for_half else choice, is_table)
         if kind is not None:
@@ -309,7 +352,7 @@ def pack(model: BaseFairseqModel, choice: str = "auto") -> None:
         logger.info(
             f"packed {counts[FP16]} linear layers in half precision "
             f"({'as asked' if asked_for_half else 'exact for this checkpoint'}) and "
-            f"{counts[FP32] + counts[FP32_ONEDNN]} in single"
+            f"{counts[FP32] + counts[FP32_AS_IT_LIES]} in single"
         )
 
 
@@ -368,9 +411,8 @@ def choose_kind(weights: list[Tensor], choice: str, is_table: bool = False) -> s
     """is_table: an embedding looks the weights up, so that packing in single precision would be a second copy."""
     if choice != FP32 and available(FP16) and (choice == FP16 or all(map(is_exact_in_fp16, weights))):
         return FP16
-    if onednn_is_faster() and not is_table:
-        return FP32_ONEDNN
-    return FP32 if available(FP32) else None
+    kind = FP32_AS_IT_LIES if is_table else FP32
+    return kind if available(kind) else None
 
 
 def halve_embeddings(model: nn.Module) -> None:

@@ -133,6 +133,57 @@ def test_linear_layers_equal_torch_on_any_shape(rows, width, out, bias):
     torch.testing.assert_close(native.linear(x, weight, b), expected, atol=1e-4, rtol=1e-4)
 
 
+def in_panels(weight: torch.Tensor, bias: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """weight: [out, in] -> [panels, in, PANEL], bias likewise; outputs that are none of the layer's are NaN."""
+    missing, nan = -len(weight) % native.PANEL, float("nan")
+    panels = F.pad(weight, (0, 0, 0, missing), value=nan).unflatten(0, (-1, native.PANEL)).mT
+    return panels.to(dtype).contiguous(), F.pad(bias, (0, missing), value=nan)
+
+
+APPLIED = (lambda x: x, F.relu, F.gelu, lambda x: F.gelu(x, approximate="tanh"))
+
+
+@compiled
+@settings(max_examples=100)
+@given(
+    rows=st.integers(1, 40), width=st.sampled_from([16, 48, 1040, 2064]), out=st.integers(1, 600),
+    dtype=st.sampled_from([torch.half, torch.float]), spread=st.sampled_from([0.1, 5.0]), kind=st.integers(0, 3),
+)  # fmt: skip
+def test_linear_layers_in_panels_equal_torch_on_any_shape(rows, width, out, dtype, spread, kind):
+    x, weight, bias = torch.randn(rows, width) * spread / width**0.5, torch.randn(out, width).half(), torch.randn(out)
+    expected = APPLIED[kind](F.linear(x.double(), weight.double(), bias.double())).float()
+    panels, padded = in_panels(weight.float(), bias, dtype)
+    ours = native.multiply_panels(x, panels, padded, out, native.ACTIVATIONS[kind])
+    tolerance = 4 * torch.finfo(torch.float).eps * width**0.5  # of sums of so many numbers
+    torch.testing.assert_close(ours, expected, atol=tolerance * (1 + spread), rtol=tolerance)
+
+
+@compiled
+@pytest.mark.parametrize("dtype", [torch.half, torch.float])
+def test_a_row_through_panels_does_not_depend_on_other_rows_nor_on_threads(dtype):
+    x, out = torch.randn(50, 2064), 100
+    panels, bias = in_panels(torch.randn(out, 2064), torch.randn(out), dtype)
+    expected = native.multiply_panels(x, panels, bias, out)
+    for some in (slice(0, 1), slice(3, 20), slice(40, 50)):
+        assert torch.equal(native.multiply_panels(x[some], panels, bias, out), expected[some])
+    threads = torch.get_num_threads()
+    try:
+        for other in (1, 3, 9):  # of which 9 are more than there are panels
+            torch.set_num_threads(other)
+            assert torch.equal(native.multiply_panels(x, panels, bias, out), expected)
+    finally:
+        torch.set_num_threads(threads)
+
+
+@compiled
+def test_half_precision_is_widened_exactly():
+    every = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(torch.half)
+    weight = every[every.isfinite()].view(-1, 16)
+    panels, bias = in_panels(weight.float(), torch.zeros(len(weight)), torch.half)
+    ones = torch.eye(16)
+    assert torch.equal(native.multiply_panels(ones, panels, bias, len(weight)), weight.float().T)
+
+
 @compiled
 @settings(max_examples=40)
 @given(rows=st.integers(1, 9), width=st.integers(1, 100), spread=st.sampled_from([0.1, 5.0, 500.0]))
@@ -159,6 +210,8 @@ def test_numbers_that_are_none_do_not_turn_into_numbers():
     assert native.attend_states_(too_large, torch.full((1, 8, 16), 3.0), span).isnan().all()
     assert native.attend_sentences(q[0].repeat(2, 3), [1, 1], 1, 1.0).isnan()[:, 3].all()
     assert native.linear(q, torch.ones(4, 16), None).isnan().all()
+    for activation in native.ACTIVATIONS:
+        assert native.multiply_panels(q, torch.ones(1, 16, 32), torch.ones(1, 32), 4, activation).isnan().all()
 
 
 @pytest.mark.parametrize("form", ["always", "never", "auto"])

@@ -14,21 +14,19 @@ from fairseq_el import native
 from fairseq_el.packed import (
     FP16,
     FP32,
-    FP32_ONEDNN,
+    FP32_AS_IT_LIES,
     HalfEmbedding,
     PackedLinear,
     PackedMatrix,
     available,
-    onednn_is_faster,
     pack,
     project_together,
 )
 
 KINDS = [
     pytest.param(kind, marks=pytest.mark.skipif(not available(kind), reason="kernel"))
-    for kind in (FP16, FP32, FP32_ONEDNN)
+    for kind in (FP16, FP32, FP32_AS_IT_LIES)
 ]
-SINGLE = FP32_ONEDNN if onednn_is_faster() else FP32  # what this machine does single precision with
 
 
 def exact_linear(n_in=48, n_out=40, bias=True) -> nn.Linear:
@@ -41,18 +39,19 @@ def packed_layer(linear: nn.Linear, kind: str) -> PackedLinear:
     return PackedLinear(linear, PackedMatrix([linear], kind))
 
 
-@pytest.fixture(params=["our kernel", "oneDNN"])
-def single_precision(request, monkeypatch):
-    """Single precision by our kernel, and as on machines where that can't be compiled."""
-    if request.param == "oneDNN":
-        monkeypatch.setattr(native, "serves", lambda x, width: False)
-    elif native.library() is None:
+@pytest.fixture(params=["with AVX-512", "without", "no compiler"])
+def machine(request, monkeypatch):
+    """Layers are packed as this kind of machine packs them; all our kernels run on all machines."""
+    if request.param != "no compiler" and native.library() is None:
         pytest.skip("the kernels were not compiled")
+    monkeypatch.setattr("fairseq_el.packed.has_wide_vectors", lambda: request.param == "with AVX-512")
+    if request.param == "no compiler":
+        monkeypatch.setattr(native, "serves", lambda x, width: False)
 
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.usefixtures("single_precision")
+@pytest.mark.usefixtures("machine")
 def test_packed_equals_plain(kind, bias):
     linear = exact_linear(bias=bias)
     packed = packed_layer(linear, kind)
@@ -69,6 +68,7 @@ def test_the_packed_weight_replaces_the_original(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.usefixtures("machine")
 def test_state_dicts_are_those_of_plain_layers(kind):
     linear, other = exact_linear(), exact_linear()
     packed = packed_layer(linear, kind)
@@ -109,6 +109,7 @@ def feed_forward_layer(el, activation: str, layer_class=TransformerEncoderLayer)
 
 @pytest.mark.parametrize("activation", [*ACTIVATIONS, "tanh"])
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.usefixtures("machine")
 @torch.no_grad()
 def test_a_packed_feed_forward_block_applies_its_activation_once(el, kind, activation, monkeypatch):
     monkeypatch.setattr("fairseq_el.packed.choose_kind", lambda *args: kind)
@@ -181,14 +182,14 @@ def test_half_precision_is_used_only_where_it_is_exact_or_asked_for():
     inexact.weight.data[0, 0] = 1 / 3
     model = nn.Sequential(exact, inexact)
     pack(model)
-    assert [layer.matrix.kind for layer in model] == [FP16, SINGLE]
+    assert [layer.matrix.kind for layer in model] == [FP16, FP32]
     asked = nn.Sequential(nn.Linear(48, 40)).half()
     pack(asked)
     assert asked[0].matrix.kind == FP16
     assert asked(torch.randn(1, 48)).dtype == torch.float32
     forced = nn.Sequential(exact_linear())
     pack(forced, "fp32")
-    assert forced[0].matrix.kind == SINGLE
+    assert forced[0].matrix.kind == FP32
     left = nn.Sequential(exact_linear())
     pack(left, "none")
     assert type(left[0]) is nn.Linear

@@ -3,6 +3,9 @@
 
 #pragma once
 #include <cstdint>
+#ifdef __F16C__
+#include <immintrin.h>
+#endif
 
 #ifdef __AVX512F__
 constexpr int WIDTH = 16;
@@ -18,9 +21,27 @@ static inline Vec load(const float* p) { return *reinterpret_cast<const Vec*>(p)
 static inline void store(float* p, Vec v) { *reinterpret_cast<Vec*>(p) = v; }
 static inline Vec all(float x) { return x - Vec{}; }
 
+struct Half {  // precision
+    uint16_t bits;
+};
+
+static inline Vec widened(const float* p) { return load(p); }
+static inline Vec widened(const Half* p) {
+#if defined(__AVX512F__)
+    return reinterpret_cast<Vec>(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
+#elif defined(__F16C__)
+    return reinterpret_cast<Vec>(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+#else  // the exponent's bias is put right by a multiplication; right for all numbers that are finite
+    IntVec bits;
+    for (int i = 0; i < WIDTH; i++) bits[i] = p[i].bits;
+    const Vec magnitude = reinterpret_cast<Vec>((bits & 0x7fff) << 13) * 0x1p112f;
+    return reinterpret_cast<Vec>(reinterpret_cast<IntVec>(magnitude) | (bits & 0x8000) << 16);
+#endif
+}
+
 // Keeps the compiler from loading the same vector again for each use.
 static inline void keep_in_register(Vec& v) {
-#if defined(__x86_64__)
+#ifdef __AVX__
     asm("" : "+x"(v));
 #endif
 }
