@@ -73,17 +73,18 @@ REQUIREMENTS = {
 if __name__ == "__main__":
     from pathlib import Path
 
-    from setuptools import setup
+    from setuptools import find_packages, setup
 
     setup(
         name="fairseq_el",
-        version="0.1.0",
+        version="0.2.0",
         description="EL-attention for fairseq: the same hypotheses from a fraction of the cache",
         long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
         long_description_content_type="text/markdown",
         license="MIT",
-        packages=["fairseq_el"],
-        package_data={"fairseq_el": ["kernels/*"]},
+        packages=find_packages(include=["fairseq_el", "fairseq_el.*"]),
+        package_data={"fairseq_el": ["kernels/cpp/*"]},
+        entry_points={"console_scripts": ["fairseq-el=fairseq_el.cli.main:main"]},
         python_requires=">=3.10",  # the oldest Python with builds of torch 2.13.0
         install_requires=REQUIREMENTS["torch"] + REQUIREMENTS["run"],
         extras_require={

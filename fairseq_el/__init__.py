@@ -1,27 +1,36 @@
 """EL-attention for fairseq: the same hypotheses from stock checkpoints, with a fraction of the memory.
 
-Importing this package is what `--user-dir fairseq_el` does: it registers the `el_` architectures and tasks and the
-scorer `rouge`, lets the stock task names `translation` and `language_modeling` stand for ours, and lets torch load
-the classes of released checkpoints.
+Importing this package is what `--user-dir fairseq_el` does; `fairseq_el.plugin.register` lists the effects. The command
+`fairseq-el` leaves them to its subcommands, so that it can print its help at once.
 """
 
-from fairseq_el import checkpoint, compat, errors, models, scoring, tasks
-from fairseq_el.accelerate import accelerate
-from fairseq_el.generator import ELSequenceGenerator
-from fairseq_el.quiet import silence_library_notices
-from fairseq_el.summarizer import Summarizer
+import importlib
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "ELSequenceGenerator",
-    "Summarizer",
-    "accelerate",
-    "checkpoint",
-    "compat",
-    "errors",
-    "models",
-    "scoring",
-    "tasks",
-]
+if TYPE_CHECKING:
+    from fairseq_el.generation.generator import ELSequenceGenerator
+    from fairseq_el.jobs.summarizer import Summarizer
+    from fairseq_el.plugin.accelerate import accelerate
 
-errors.install_hook()
-silence_library_notices()
+__version__ = "0.2.0"
+HOMES = {
+    "ELSequenceGenerator": "fairseq_el.generation.generator",
+    "Summarizer": "fairseq_el.jobs.summarizer",
+    "accelerate": "fairseq_el.plugin.accelerate",
+}
+__all__ = ["ELSequenceGenerator", "Summarizer", "__version__", "accelerate"]
+
+
+def __getattr__(name: str) -> object:
+    """Imports the public names when they are first used."""
+    if name not in HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(HOMES[name]), name)
+
+
+if Path(sys.argv[0]).stem != "fairseq-el":
+    from fairseq_el.plugin.register import register
+
+    register()

@@ -34,8 +34,6 @@ from bench.environment import BUILD, ROOT, describe, ensure_peers
 from bench.report import replace_section
 from bench.systems import LANGUAGE_SYSTEMS, SYSTEMS, SystemKind
 
-sys.path.append(str(ROOT))  # for fairseq_el where it isn't installed
-
 PAGE = ROOT / "docs" / "benchmarks.md"
 RESULTS = ROOT / "docs" / "results"  # of full runs, for a page that can be made again from a fresh clone
 

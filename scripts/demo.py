@@ -8,39 +8,31 @@ this machine) and with EL-attention alone, which keeps the least. Each leaves it
 
 import argparse
 import hashlib
-import logging
-import os
 import re
-import shlex
 import shutil
-import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import sentencepiece
 from tqdm import tqdm
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.append(str(ROOT))  # for fairseq_el where it isn't installed
-logging.getLogger("fairseq").setLevel(logging.WARNING)  # it lists what it could also use
-from fairseq_el import presets, scoring  # noqa: E402
+from fairseq_el.cli.fairseq_command import CommandFailed, fairseq, human_size
+from fairseq_el.jobs import presets
+from fairseq_el.resources import USER_DIR
+from fairseq_el.text import rouge as rouge_scores
 
+ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = 5
 LEAD_WORDS = 8  # about as long as a synopsis
 ROUGE = ["ROUGE-1", "ROUGE-2", "ROUGE-L"]
 PRESET = presets.load("demo")
 SYSTEMS = {
-    "stock fairseq": "--user-dir scripts/stock_gauge --task gauged_translation".split(),
-    "fairseq_el": "--user-dir fairseq_el --el-profile".split(),
-    "fairseq_el, always": "--user-dir fairseq_el --el-profile --el-attention always".split(),
+    "stock fairseq": ["--user-dir", str(USER_DIR), "--task", "stock_cache_meter"],
+    "fairseq_el": ["--user-dir", str(USER_DIR), "--el-profile"],
+    "fairseq_el, always": ["--user-dir", str(USER_DIR), "--el-profile", "--el-attention", "always"],
 }
-
-
-class CommandFailed(Exception):
-    """A fairseq command failed; the message holds the command and the end of what it said."""
 
 
 @dataclass
@@ -51,47 +43,6 @@ class Run:
     summaries: dict[int, str] = field(default_factory=dict)  # the same as text
     sentences_per_second: float = 0.0
     peak_bytes: int = 0
-
-
-def fairseq(arguments: list[str | Path], log: Path, on_line: Callable[[str], None]) -> None:
-    """Run a fairseq command, hand its lines to `on_line` and keep them all in `log`.
-
-    fairseq prints hydra's deprecation warnings and debug lines by the screenful; they end up in the
-    log. When the command fails, they are needed and shown.
-    """
-    command = [str(Path(sys.executable).with_name(str(arguments[0]))), *map(str, arguments[1:])]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
-        "PYTHONUNBUFFERED": "1",  # lines arrive as they are written: progress
-        "PYTHONUTF8": "1",
-        "PYTHONWARNINGS": "ignore",
-        "LOGLEVEL": "INFO",  # the speed is logged at this level
-    }
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with (
-        log.open("w", encoding="utf-8") as log_file,
-        subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            encoding="utf-8",
-            errors="replace",
-        ) as process,
-    ):
-        assert process.stdout is not None
-        for line in process.stdout:
-            log_file.write(line)
-            on_line(line.rstrip("\n"))
-    if process.returncode != 0:
-        # fairseq also prints its whole configuration, in a line of thousands of characters.
-        last_lines = "\n".join(line[:400] for line in read_lines(log)[-20:])
-        raise CommandFailed(
-            f"{last_lines}\n\nThis command failed with status {process.returncode}"
-            f" (all it said: {log}):\n  {shlex.join(command)}"
-        )
 
 
 def prepare(demo: Path, build: Path, limit: int | None) -> Path:
@@ -161,16 +112,8 @@ def generate(system: str, demo: Path, data: Path, total: int) -> Run:
 
 def rouge(references: list[str], summaries: list[str]) -> list[float]:
     """Mean F-measures in per cent, with stemming, in the order of ROUGE."""
-    scores = scoring.rouge(references, summaries)
+    scores = rouge_scores.rouge(references, summaries)
     return [float(scores[kind].mean()) for kind in ROUGE]
-
-
-def human_size(size: float) -> str:
-    for unit in ("bytes", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.4g} {unit}"
-        size /= 1024
-    return f"{size:.4g} GiB"
 
 
 def print_examples(texts: list[str], references: list[str], summaries: dict[int, str]) -> None:

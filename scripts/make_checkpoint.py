@@ -14,26 +14,29 @@ projection where it is the embedding. The files of BART-large-CNN and -XSum are 
 
 import argparse
 import ast
-import contextlib
-import dataclasses
-import io
-import logging
 import math
-import os
 import pickle
 import random
 import shlex
 import sys
 import tempfile
 import types
-import warnings
 from collections import OrderedDict
-from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
 import torch
 from torch import Tensor, nn
+
+from fairseq_el.checkpoints.format import (
+    configuration,
+    current_state,
+    optimizer_history,
+    quiet,
+    stock_task,
+    training_args,
+    whole,
+)
 
 TASKS = {"bart": "translation", "transformer": "translation", "transformer_lm": "language_modeling"}
 # Rows of the embedding: BART's GPT-2 vocabulary, and the shared vocabulary of the WMT models.
@@ -41,15 +44,6 @@ VOCABULARIES = {"bart": 50_264, "transformer": 32_768, "transformer_lm": 50_264}
 SPECIAL_SYMBOLS = 4  # fairseq's <s> <pad> </s> <unk>, which dictionary files don't list
 TARGET_LENGTH = 16
 
-# How BART was fine-tuned for summarisation; a checkpoint remembers these settings.
-TRAINING: dict[str, Any] = {
-    "adam_betas": "(0.9, 0.999)", "adam_eps": 1e-08, "attention_dropout": 0.1, "clip_norm": 0.1,
-    "criterion": "label_smoothed_cross_entropy", "dropout": 0.1, "fp16": True,
-    "label_smoothing": 0.1, "lr": [3e-05], "lr_scheduler": "polynomial_decay", "max_tokens": 2048,
-    "max_update": 20000, "optimizer": "adam", "required_batch_size_multiple": 1,
-    "skip_invalid_size_inputs_valid_test": True, "total_num_update": 20000, "update_freq": [4],
-    "warmup_updates": 500, "weight_decay": 0.01,
-}  # fmt: skip
 
 # The settings fairseq 0.9 knew. --legacy files leave out what today's parser gives beyond them.
 LEGACY_SETTINGS = """
@@ -177,28 +171,6 @@ def write_dictionaries(output: Path, task: str, rows: int, mask: bool) -> Any:
 # --- settings, as fairseq-train would make them -------------------------------------------------
 
 
-def training_args(arch: str, task: str, seed: int, settings: dict[str, Any]) -> argparse.Namespace:
-    """All settings fairseq-train would have for this architecture, as one flat namespace."""
-    from fairseq import options
-
-    words = ["data-bin", "--arch", arch, "--task", task, "--seed", str(seed)]
-    if task == "translation":
-        words += ["--source-lang", "source", "--target-lang", "target", "--truncate-source"]
-    for choice in ("criterion", "optimizer", "lr_scheduler"):
-        words += ["--" + choice.replace("_", "-"), TRAINING[choice]]
-    # As defaults, since booleans have no command-line form that switches them off. The
-    # architecture's own defaults are filled in after these, and follow them.
-    chosen = {**TRAINING, **settings}
-    args = options.parse_args_and_arch(
-        options.get_training_parser(default_task=task),
-        words,
-        modify_parser=lambda parser: parser.set_defaults(**chosen),
-    )
-    for name in settings_added_to(task):
-        delattr(args, name)
-    return args
-
-
 def check_settings(arch: str, task: str, settings: dict[str, Any]) -> None:
     """Complain about misspelt settings, which fairseq would take for an extension's."""
     from fairseq.models import ARCH_MODEL_REGISTRY
@@ -209,37 +181,6 @@ def check_settings(arch: str, task: str, settings: dict[str, Any]) -> None:
     unknown = sorted(set(settings) - set(known))
     if unknown:
         raise ValueError(f"{arch} has no setting {', '.join(unknown)}: check the spelling")
-
-
-def settings_added_to(task: str) -> set[str]:
-    """Settings of a plug-in that stands in for a stock task in this process: not for the file."""
-    from fairseq.tasks import TASK_DATACLASS_REGISTRY
-
-    registered = {field.name for field in dataclasses.fields(TASK_DATACLASS_REGISTRY[task])}
-    return registered - {field.name for field in dataclasses.fields(stock_task(task)[1])}
-
-
-def stock_task(task: str) -> tuple[type, type]:
-    """The class and the configuration of a task, from its module: registries may hold plug-ins."""
-    from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
-    from fairseq.tasks.translation import TranslationConfig, TranslationTask
-
-    return {
-        "translation": (TranslationTask, TranslationConfig),
-        "language_modeling": (LanguageModelingTask, LanguageModelingConfig),
-    }[task]
-
-
-def configuration(args: argparse.Namespace) -> Any:
-    """The same settings in the nested form that fairseq keeps since 0.10."""
-    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-    from omegaconf import open_dict
-
-    cfg = convert_namespace_to_omegaconf(args)
-    with open_dict(cfg.task):
-        for name in settings_added_to(args.task):
-            del cfg.task[name]
-    return cfg
 
 
 # --- weights -------------------------------------------------------------------------------------
@@ -295,61 +236,7 @@ def gain_of(name: str, is_context: bool, layers: int) -> float:
 # --- files -----------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def whole(path: Path) -> Iterator[IO[bytes]]:
-    """A file that is under another name until it is whole, and goes if it never is."""
-    growing = path.with_name(f"{path.name}.tmp")
-    try:
-        with growing.open("wb") as file:
-            yield file
-        with growing.open("rb") as written:  # whoever wrote it
-            os.fsync(written.fileno())
-        os.replace(growing, path)
-    except OSError:
-        raise
-    except Exception as error:  # torch and safetensors have errors of their own for a full disk
-        raise OSError(f"{path} can't be written: {str(error).splitlines()[0]}") from error
-    finally:
-        growing.unlink(missing_ok=True)
-
-
 # --- file formats --------------------------------------------------------------------------------
-
-
-def optimizer_history() -> list[dict[str, Any]]:
-    return [
-        {
-            "criterion_name": "LabelSmoothedCrossEntropyCriterion",
-            "optimizer_name": "FP16Optimizer",
-            "lr_scheduler_state": {},
-            "num_updates": TRAINING["max_update"],
-        }
-    ]
-
-
-def current_state(cfg: Any, state_dict: dict[str, Tensor]) -> dict[str, Any]:
-    """What fairseq 0.12 saves, the optimiser's state left out as in released files."""
-    from omegaconf import OmegaConf
-
-    loss = {"val": 2.0, "sum": 40.0, "count": 20, "round": 3}
-    return {
-        "args": None,
-        "cfg": OmegaConf.to_container(cfg, resolve=True, enum_to_str=True),
-        "model": state_dict,
-        "criterion": None,
-        "optimizer_history": optimizer_history(),
-        "task_state": {},
-        "extra_state": {
-            "metrics": OrderedDict(train=[(10, "loss", "AverageMeter", loss)]),
-            "previous_training_time": 3600.0,
-            "train_iterator": {
-                "version": 2, "epoch": 6, "iterations_in_epoch": 0, "shuffle": True,
-            },
-            "val_loss": 2.0,
-            "best": 2.0,
-        },
-        "last_optimizer_state": None,
-    }  # fmt: skip
 
 
 def legacy_state(
@@ -448,19 +335,6 @@ def write_data(
             command += ["--testpref", f"{folder}/test.source", "--only-source"]
         preprocess.main(options.get_preprocessing_parser().parse_args(command))
     (output / "preprocess.log").unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Without fairseq's log and the deprecation warnings it causes in hydra."""
-    previous = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(previous)
 
 
 # --- command line --------------------------------------------------------------------------------

@@ -9,14 +9,11 @@ scripts/scaling.py --report   the page again, from docs/results/scaling.json
 import argparse
 import json
 import logging
-import sys
 from dataclasses import asdict
 from pathlib import Path
 
 from bench.environment import BUILD, ROOT, describe
 from bench.report import replace_section
-
-sys.path.append(str(ROOT))  # for fairseq_el where it isn't installed
 
 PAGE = ROOT / "docs" / "scaling.md"
 RESULTS = ROOT / "docs" / "results"

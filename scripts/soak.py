@@ -25,7 +25,6 @@ from typing import Any
 SCRIPTS = Path(__file__).resolve().parent
 ROOT = SCRIPTS.parent
 PAGE = ROOT / "docs" / "reliability.md"
-sys.path.append(str(ROOT))  # for fairseq_el where it isn't installed
 
 ALLOCATION_FAILS = 0.002  # of all decoding steps
 BATCHES_TO_LIVE = 30, 300  # that a process finishes before it is killed: least, most
@@ -55,8 +54,8 @@ def write_texts(path: Path, count: int) -> None:
 
 def run_worker(args: argparse.Namespace) -> None:
     """scripts/summarize.py in this process, with a model that fails at random and tells its memory."""
-    import summarize
-    from fairseq_el.summarizer import Summarizer
+    from fairseq_el.cli import summarize
+    from fairseq_el.jobs.summarizer import Summarizer
 
     load = Summarizer.load
 

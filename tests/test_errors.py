@@ -6,7 +6,6 @@ import sys
 import numpy as np
 import pytest
 import torch
-from conftest import run_command
 from fairseq import checkpoint_utils
 from fairseq.data import Dictionary, LanguagePairDataset, data_utils
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
@@ -14,6 +13,7 @@ from omegaconf import OmegaConf
 
 from fairseq_el import errors
 from fairseq_el.errors import UserError, explain, install_hook
+from helpers import run_command
 from make_checkpoint import make_checkpoint
 
 TINY = {

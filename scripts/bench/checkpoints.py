@@ -123,9 +123,9 @@ def write_huggingface_weights(model: Path, weights: Path, config: Path) -> None:
     import torch
     from fairseq import checkpoint_utils
 
-    import fairseq_el.checkpoint  # noqa: F401  lets torch load a released checkpoint's Namespace
+    import fairseq_el.checkpoints.loading  # noqa: F401  lets torch load a released checkpoint's Namespace
     from bench.gpt2_weights import gpt2_to_huggingface
-    from fairseq_el.huggingface import bart_to_huggingface
+    from fairseq_el.checkpoints.huggingface import bart_to_huggingface
 
     state = checkpoint_utils.load_checkpoint_to_cpu(str(model))
     cfg = state["cfg"]["model"]

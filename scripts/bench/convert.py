@@ -2,7 +2,7 @@
 
     python -m bench.convert WEIGHTS CONFIG OUTPUT
 
-WEIGHTS is a state dict and CONFIG a JSON file as `fairseq_el.huggingface.bart_to_huggingface` and
+WEIGHTS is a state dict and CONFIG a JSON file as `fairseq_el.checkpoints.huggingface.bart_to_huggingface` and
 `bench.gpt2_weights.gpt2_to_huggingface` make them.
 """
 

@@ -58,7 +58,7 @@ def describe(loaded: dict[str, Any]) -> dict[str, Any]:
         "system": f"{platform.system()} {platform.release()}",
         "versions": versions,
         "commit": commit(),
-        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "command": shlex.join(["scripts/benchmark.py", *sys.argv[1:]]),
     }
 

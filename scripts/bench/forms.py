@@ -12,9 +12,9 @@ import torch
 from fairseq.modules import MultiheadAttention
 from torch import Tensor
 
-from fairseq_el.attention import ELAttention, attend_with_expanded, collapse_context, expand_query
-from fairseq_el.memory import SourceMemory
-from fairseq_el.roofline import Cost, Decision, Shape
+from fairseq_el.models.attention import ELAttention, attend_with_expanded, collapse_context, expand_query
+from fairseq_el.models.caches import SourceMemory
+from fairseq_el.models.policy import Cost, Decision, Shape
 
 Work = Callable[[], object]
 SEED = 20210

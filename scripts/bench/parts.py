@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fairseq_el.memory import BeamHistory
+from fairseq_el.models.caches import BeamHistory
 
 FAST, SLOW = 0.5, 1.5  # seconds of a step
 

@@ -26,18 +26,18 @@ from tqdm import tqdm
 from bench import driver, scaling_report
 from bench.checkpoints import Checkpoint
 from bench.driver import Worker, worker_environment
-from bench.environment import ROOT, SCRIPTS
+from bench.environment import ROOT
 from bench.exhibit import Exhibit, Loaded, loaded_here
 from bench.generator import QUICK as QUICK_GENERATOR
 from bench.generator import Record
 from bench.protocol import Request
 from bench.systems import SystemKind
-from fairseq_el import cluster, presets
-from fairseq_el.inputs import Item, Texts
-from fairseq_el.jobs import Done, Finished, Run, work_in
-from fairseq_el.journal import Journal
-from fairseq_el.shards import Shard
-from fairseq_el.summarizer import TOKENS_PER_BATCH, ModelFiles, SourceReader, Summarizer
+from fairseq_el.jobs import presets, ray_engine
+from fairseq_el.jobs.inputs import Item, Texts
+from fairseq_el.jobs.journal import Journal
+from fairseq_el.jobs.run import Done, Finished, Run, work_in
+from fairseq_el.jobs.shards import Shard
+from fairseq_el.jobs.summarizer import TOKENS_PER_BATCH, ModelFiles, SourceReader, Summarizer
 
 WINDOW = 1024
 
@@ -159,7 +159,7 @@ class Instant:
 
 
 def measure_driver(settings: Settings, source: Path, summary: str) -> Record:
-    import summarize  # scripts/summarize.py
+    from fairseq_el.cli import summarize
 
     output = source.with_name("out.jsonl")
     started = time.perf_counter()
@@ -182,9 +182,9 @@ def measure_driver(settings: Settings, source: Path, summary: str) -> Record:
 def measure_planner(source: Path) -> Record:
     """Its rows as they go to workers, so that the bytes of these are known too."""
     texts, reader = Texts(str(source), True, None, "summary"), demo_reader()
-    planner = cluster.Planner(texts, reader, Finished(None, WINDOW), WINDOW)
+    planner = ray_engine.Planner(texts, reader, Finished(None, WINDOW), WINDOW)
     windows = min(texts.count // WINDOW, 2)
-    numbers = cluster.pyarrow.table({"window": list(range(windows))})
+    numbers = ray_engine.pyarrow.table({"window": list(range(windows))})
     started = time.perf_counter()
     rows = list(planner(numbers))
     seconds = time.perf_counter() - started
@@ -199,9 +199,9 @@ class Idle:
         self.summary = "x"
 
     def __call__(self, batch):
-        (row,) = cluster.rows_of(batch)
+        (row,) = ray_engine.rows_of(batch)
         parts = [Done(row["lines"], [self.summary] * len(row["lines"]), 0)]
-        return cluster.as_table({"window": row["window"], "missing": row["missing"], "parts": parts, "warnings": []})
+        return ray_engine.as_table({"window": row["window"], "missing": row["missing"], "parts": parts, "warnings": []})
 
 
 def measure_ray(settings: Settings, source: Path) -> Record:
@@ -212,11 +212,11 @@ def measure_ray(settings: Settings, source: Path) -> Record:
     a_window = len(list(work_in(window, 0, (), reader)))
     texts.count = WINDOW * max(1, min(settings.articles // WINDOW, settings.ray_batches // a_window))
     files = ModelFiles.find("demo")
-    job = cluster.Job(texts, WINDOW, Shard(), Finished(None, WINDOW), files, {"cpu": True}, worker=Idle)
+    job = ray_engine.Job(texts, WINDOW, Shard(), Finished(None, WINDOW), files, {"cpu": True}, worker=Idle)
     os.environ["PYTHONPATH"] = worker_environment()["PYTHONPATH"]
-    with cluster.connected(None, 2):
-        cluster.configure()
-        arrivals = [time.perf_counter() for _ in job.answers(reader, cluster.Pool(2, 1, 0))]
+    with ray_engine.connected(None, 2):
+        ray_engine.configure()
+        arrivals = [time.perf_counter() for _ in job.answers(reader, ray_engine.Pool(2, 1, 0))]
     return {"kind": "ray", "batches": len(arrivals), "seconds": arrivals[-1] - arrivals[0]}
 
 
@@ -233,7 +233,7 @@ def measure_commands(settings: Settings, folder: Path) -> list[Record]:
             words = ["--model", "demo", "--preset", "demo", "--input", source, "--output", folder / "out.txt"]
             words += ["--overwrite", "--engine", engine, *(["--workers", workers] if engine == "ray" else [])]
             environment = worker_environment() | {"OMP_NUM_THREADS": str(workers * threads)}
-            command = [sys.executable, SCRIPTS / "summarize.py", *words]
+            command = [sys.executable, "-m", "fairseq_el", "summarize", *words]
             started = time.perf_counter()
             subprocess.run(list(map(str, command)), check=True, env=environment, capture_output=True)
             seconds = time.perf_counter() - started

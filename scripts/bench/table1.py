@@ -8,7 +8,7 @@ from bench.exhibit import Exhibit, Loaded, count_each, loaded_here
 from bench.forms import FORMS, GROUPS, GROUPS_OF, operation_costs, operations, whole_costs, whole_steps
 from bench.generator import Record, first, select
 from bench.report import giga, opening, table
-from fairseq_el.roofline import Cost, Shape
+from fairseq_el.models.policy import Cost, Shape
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def render(results: dict[str, Any]) -> str:
             *opening("Table 1: operations of attention", results),
             "### Three groups of operations\n\n"
             f"One layer's encoder-decoder attention in one decoding step: {shape}. `paper` is the order of growth "
-            "that the paper's Table 1 gives, for one sentence. The formula is that of `fairseq_el/roofline.py`; "
+            "that the paper's Table 1 gives, for one sentence. The formula is that of `fairseq_el/models/policy.py`; "
             "FLOPs are counted by torch's flop counter while the operations run, bytes from the tensors that each "
             "operation reads and writes: of matrix products alone, as in the formula, and of all operations. "
             "Lines with nothing to do are counted as what a whole step does beyond its other groups.",

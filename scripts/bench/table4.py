@@ -13,7 +13,7 @@ from bench.generator import Record, first, select
 from bench.protocol import Request
 from bench.report import gigabytes, opening, table
 from bench.systems import SYSTEMS
-from fairseq_el.roofline import Shape
+from fairseq_el.models.policy import Shape
 
 GIB = 2**30
 MEASURED = {"stock-copied": None, "stock": None, "el": "always"}  # with the form of attention
@@ -126,7 +126,7 @@ def render(results: dict[str, Any]) -> str:
             *opening("Table 4: bytes of source state", results),
             "### Half precision, beside the paper\n\n"
             f"What is kept of the source while a batch is generated, in GiB (the paper's GB): {model}. "
-            "Formulas of `fairseq_el/roofline.py`.",
+            "Formulas of `fairseq_el/models/policy.py`.",
             half_table(made["rows"]),
             paper_sentence(made["rows"]),
             "### Single precision, measured\n\n"

@@ -52,7 +52,7 @@ QUICK = Settings(limit=8)  # fairseq leaves out a last batch whose size is no mu
 
 def measure(settings: Settings, repeats: int, logs: Path) -> tuple[Loaded, list[Record]]:
     """Scores don't vary: one round, whatever `repeats`."""
-    import evaluate
+    from fairseq_el.cli import evaluate
 
     place = prepare(settings)
     records = []

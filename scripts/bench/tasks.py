@@ -9,9 +9,9 @@ from bench import lengths
 from bench.checkpoints import Checkpoint, Released
 from bench.language import LIKE_GPT2
 from bench.protocol import DISTINCT_SENTENCES, Request
-from fairseq_el import presets
 from fairseq_el.errors import UserError
-from fairseq_el.roofline import Shape
+from fairseq_el.jobs import presets
+from fairseq_el.models.policy import Shape
 
 SEARCH_OPTIONS = ("lenpen", "diverse_beam_groups", "diverse_beam_strength")
 

@@ -5,7 +5,7 @@ from typing import Any
 from bench.parts import age_history
 from bench.protocol import Request, serve
 from bench.worker_fairseq import FairseqSystem
-from fairseq_el.tasks import ELTranslationConfig, ELTranslationTask
+from fairseq_el.plugin.tasks import ELTranslationConfig, ELTranslationTask
 
 
 class ELSystem(FairseqSystem):

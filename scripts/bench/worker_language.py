@@ -16,9 +16,9 @@ from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageMode
 
 from bench.parts import age_history, age_stock, time_parts
 from bench.protocol import EOS, THREADS, Answer, Request, reset_peak, resident_memory, serve, without_eos
-from fairseq_el.memory import PromptMemory
-from fairseq_el.prompted import PromptedEnsemble, Prompts
-from fairseq_el.tasks import ELLanguageModelingConfig, ELLanguageModelingTask
+from fairseq_el.generation.language import PromptedEnsemble, Prompts
+from fairseq_el.models.caches import PromptMemory
+from fairseq_el.plugin.tasks import ELLanguageModelingConfig, ELLanguageModelingTask
 
 SHORT_PROMPT = 6  # tokens: for stock fairseq a prompt is so many more steps
 READ_PROMPTS = 4

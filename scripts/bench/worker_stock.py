@@ -8,7 +8,7 @@ from fairseq.models.transformer import TransformerModel
 from fairseq.sequence_generator import SequenceGenerator
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
-import fairseq_el.checkpoint  # noqa: F401  lets torch load a released checkpoint's argparse.Namespace
+import fairseq_el.checkpoints.loading  # noqa: F401  lets torch load a released checkpoint's argparse.Namespace
 from bench.parts import age_nothing, age_stock
 from bench.protocol import Request, serve
 from bench.worker_fairseq import FairseqSystem

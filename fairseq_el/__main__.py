@@ -1,0 +1,5 @@
+"""`python -m fairseq_el` is `fairseq-el`."""
+
+from fairseq_el.cli.main import main
+
+main()

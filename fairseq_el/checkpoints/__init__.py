@@ -1,0 +1,1 @@
+"""Checkpoints: safe loading, validation, meta-device initialisation, and Hugging Face's format."""

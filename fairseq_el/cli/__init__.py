@@ -1,0 +1,1 @@
+"""The command `fairseq-el` and its subcommands."""

@@ -1,0 +1,1 @@
+"""Jobs: presets, inputs, batching, journal, shards, Ray, and the Summarizer."""

@@ -1,0 +1,169 @@
+"""EL forms of fairseq's models: `el_<architecture>` for each stock one, and `to_el_form` for loaded models."""
+
+from contextlib import nullcontext
+
+from fairseq.models import BaseFairseqModel
+from fairseq.models.bart import BARTModel
+from fairseq.models.transformer import (
+    TransformerDecoderBase,
+    TransformerEncoder,
+    TransformerEncoderBase,
+    TransformerModel,
+)
+from fairseq.models.transformer_lm import TransformerLanguageModel
+from fairseq.modules import (
+    LearnedPositionalEmbedding,
+    MultiheadAttention,
+    SinusoidalPositionalEmbedding,
+)
+from omegaconf import OmegaConf, open_dict
+
+from fairseq_el.checkpoints.loading import check_dictionary
+from fairseq_el.checkpoints.validation import check_weights
+from fairseq_el.errors import UserError
+from fairseq_el.kernels.linear import pack
+from fairseq_el.models.attention import ELAttention, HistoryAttention, PromptAttention
+from fairseq_el.models.encoder import ELEncoder, FusedSelfAttention
+from fairseq_el.models.positions import LearnedAfterPrompt, SinusoidalAfterPrompt
+
+PREFIX = "el_"
+FAMILIES = ("transformer", "bart", "transformer_lm")
+
+
+class ELModel:
+    """What an EL model adds to its stock class. The parameters, their names and training stay the same."""
+
+    @classmethod
+    def build_model(cls, args, task):
+        use_stock_name(args)
+        return to_el_form(super().build_model(args, task))
+
+    def upgrade_state_dict_named(self, state_dict, name):
+        check_weights(state_dict)
+        for side in ("encoder", "decoder"):
+            if hasattr(self, side):
+                check_dictionary(state_dict, side, getattr(self, side).dictionary)
+        super().upgrade_state_dict_named(state_dict, name)
+
+    def set_beam_size(self, beam: int) -> None:
+        """Stock generators ask BART to share keys and values among the beams and to leave the encoder output
+        as it is. There are no keys and values here, and how many beams share a source is in the shapes."""
+
+    def prepare_for_inference_(self, cfg):
+        """fairseq calls this on models that will not be trained any more, once they are on their device."""
+        super().prepare_for_inference_(cfg)
+        pack(self, getattr(getattr(cfg, "task", None), "el_packing", "auto"))
+
+
+class ELTransformerModel(ELModel, TransformerModel):
+    pass
+
+
+class ELBARTModel(ELModel, BARTModel):
+    pass
+
+
+class ELTransformerLanguageModel(ELModel, TransformerLanguageModel):
+    pass
+
+
+def is_accelerated(model: BaseFairseqModel) -> bool:
+    return isinstance(model, ELModel)
+
+
+def has_el_form(model: BaseFairseqModel) -> bool:
+    """True for models whose decoder is fairseq's Transformer decoder, with encoder-decoder attention in all layers
+    or, in a language model, in none."""
+    decoder = getattr(model, "decoder", None)
+    if not isinstance(decoder, TransformerDecoderBase):
+        return False
+    attends = [getattr(layer, "encoder_attn", None) is not None for layer in decoder.layers]
+    if type(decoder).forward is not TransformerDecoderBase.forward or decoder.cross_self_attention:
+        return False
+    if hasattr(model, "encoder"):
+        return all(attends)
+    return not any(attends) and all(reads_prompts(layer.self_attn) for layer in decoder.layers)
+
+
+def reads_prompts(attention: MultiheadAttention) -> bool:
+    """False for options whose meaning a prompt read on its own can't keep."""
+    return (
+        isinstance(attention, MultiheadAttention)
+        and type(attention) in (MultiheadAttention, PromptAttention)
+        and attention.bias_k is None
+        and not attention.add_zero_attn
+        and not attention.use_xformers
+    )
+
+
+def use_stock_name(args) -> None:
+    """Has the settings that training will save name the stock architecture, so that stock fairseq loads what
+    an `el_` one trained: the parameters are the same."""
+    with open_dict(args) if OmegaConf.is_config(args) else nullcontext():
+        for name in ("arch", "_name"):
+            if str(getattr(args, name, "")).startswith(PREFIX):
+                setattr(args, name, getattr(args, name).removeprefix(PREFIX))
+
+
+def to_el_form(model: BaseFairseqModel) -> BaseFairseqModel:
+    """Turns a stock model into its EL form, in place, and returns it.
+
+    Only classes change: attention layers become the subclasses that generate without a K/V cache, and the
+    model an `ELModel`. Parameters stay the same objects under the same names, so optimisers, hooks and state
+    dicts go on working. A model that is prepared for inference already has its linear layers packed.
+    """
+    if not has_el_form(model):
+        name = getattr(getattr(model, "args", None), "arch", None) or type(model).__name__
+        raise UserError(
+            f"{name} has no EL form (there is one for the families {', '.join(FAMILIES)}); "
+            "run it with stock fairseq, that is, without accelerate() or --user-dir fairseq_el"
+        )
+    if hasattr(model, "encoder"):
+        specialise_encoder(model.encoder)
+        specialise_decoder(model.decoder)
+    else:
+        specialise_language_model(model.decoder)
+    if not is_accelerated(model):
+        model.__class__ = el_class_of(type(model))
+        if model._is_generation_fast:
+            pack(model)
+    return model
+
+
+def specialise_encoder(encoder: TransformerEncoderBase) -> None:
+    encoder.__dict__.pop("reorder_encoder_out", None)  # an earlier stock search may have left its own
+    for layer in encoder.layers:
+        specialise(layer.self_attn, FusedSelfAttention)
+    if type(encoder) in (TransformerEncoder, TransformerEncoderBase):
+        encoder.__class__ = ELEncoder
+
+
+def specialise_decoder(decoder: TransformerDecoderBase) -> None:
+    for layer in decoder.layers:
+        layer.encoder_attn.beam_size = 1
+        specialise(layer.encoder_attn, ELAttention)
+        specialise(layer.self_attn, HistoryAttention)
+
+
+def specialise_language_model(decoder: TransformerDecoderBase) -> None:
+    for layer in decoder.layers:
+        specialise(layer.self_attn, PromptAttention)
+    for stock, subclass in (
+        (LearnedPositionalEmbedding, LearnedAfterPrompt),
+        (SinusoidalPositionalEmbedding, SinusoidalAfterPrompt),
+    ):
+        if type(decoder.embed_positions) is stock:
+            decoder.embed_positions.__class__ = subclass
+
+
+def specialise(attention: MultiheadAttention, subclass: type) -> None:
+    """Subclasses by users keep their own behaviour: only fairseq's own class is replaced."""
+    if type(attention) is MultiheadAttention:
+        attention.__class__ = subclass
+
+
+def el_class_of(stock_class: type) -> type:
+    for el_class in (ELBARTModel, ELTransformerModel, ELTransformerLanguageModel):
+        if el_class.__bases__[1] is stock_class:
+            return el_class
+    return type("EL" + stock_class.__name__, (ELModel, stock_class), {})

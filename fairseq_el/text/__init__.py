@@ -1,0 +1,1 @@
+"""Text: tokenisers and dictionaries, sentences, ROUGE."""

@@ -1,0 +1,170 @@
+"""The presets hold the paper's settings, and nothing that fairseq would not take."""
+
+import re
+
+import pytest
+from fairseq import options
+from fairseq.search import BeamSearch, DiverseBeamSearch
+
+import demo  # scripts/demo.py
+from fairseq_el.errors import UserError
+from fairseq_el.jobs import presets
+from helpers import LONGEST_SOURCE
+
+# Section 4.2.3 of the paper, and the n-gram blocking of BART's recipe.
+PAPER = {
+    "cnndm": {
+        "beam": 4, "lenpen": 2.0, "max_len_b": 140, "min_len": 55, "no_repeat_ngram_size": 3,
+        "max_source_positions": 1024,
+    },
+    "xsum": {
+        "beam": 6, "lenpen": 1.0, "max_len_b": 60, "min_len": 10, "no_repeat_ngram_size": 3,
+        "max_source_positions": 1024,
+    },
+    "squad": {"beam": 4, "lenpen": 1.0, "max_source_positions": 512},
+    "gpt2_cnndm": {"beam": 4, "max_new_tokens": 200, "longest_source": 512, "source_suffix": "\nTL;DR:"},
+}  # fmt: skip
+SEARCH = {"beam", "lenpen", "max_len_b", "max_new_tokens", "min_len", "no_repeat_ngram_size"}
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_presets_are_the_papers_settings(name):
+    values = presets.load(name).options
+    assert {option: values[option] for option in PAPER[name]} == PAPER[name]
+    assert SEARCH & set(values) == SEARCH & set(PAPER[name])  # and no others
+
+
+@pytest.mark.parametrize("name", [*PAPER, "demo"])
+def test_variants_differ_from_beam_in_the_search_alone(name):
+    beam, diverse, greedy = (presets.load(name, variant).options for variant in ("beam", "diverse", "greedy"))
+    assert diverse == beam | {"diverse_beam_groups": beam["beam"], "diverse_beam_strength": 0.2}
+    assert greedy == beam | {"beam": 1}
+
+
+def test_gpt2_samples_as_in_its_paper():
+    beam, sampled = (presets.load("gpt2_cnndm", variant) for variant in ("beam", "topk"))
+    search = {"beam": 1, "nbest": 1, "sampling": True, "sampling_topk": 2, "max_new_tokens": 100}
+    assert sampled.options == beam.options | search | {"keep_sentences": 3}
+    assert sampled.text().keep_sentences == 3 and beam.text().keep_sentences is None
+
+
+@pytest.mark.parametrize("name", presets.names())
+def test_blocked_ngrams_are_blocked_on_every_machine_and_no_sentence_is_left_out(name):
+    values = presets.load(name).options
+    assert values.get("el_block_ngrams", False) == ("no_repeat_ngram_size" in values)
+    assert name == "demo" or values["required_batch_size_multiple"] == 1
+
+
+def test_summaries_of_several_sentences_are_scored_sentence_by_sentence():
+    assert {name: presets.load(name).scoring().rouge_lsum for name in PAPER} == {
+        "cnndm": True, "xsum": False, "squad": False, "gpt2_cnndm": True,
+    }  # fmt: skip
+
+
+def variants() -> list[tuple[str, str]]:
+    search = ["beam", "diverse", "greedy"]
+    return [(name, variant) for name in presets.names() for variant in search] + [("gpt2_cnndm", "topk")]
+
+
+@pytest.mark.parametrize(("name", "variant"), variants())
+def test_fairseq_generate_takes_the_arguments(name, variant):
+    preset = presets.load(name, variant)
+    parser = options.get_generation_parser()
+    parsed = vars(options.parse_args_and_arch(parser, ["data", "--path", "model.pt", *preset.arguments()]))
+    known = {option: value for option, value in preset.options.items() if option in parsed}
+    assert {option: parsed[option] for option in known} == known
+    assert set(preset.options) - set(known) <= {"source_suffix", "longest_source", "keep_sentences"}
+
+
+def test_a_generator_is_built_from_a_preset(el):
+    system = el()
+    beam, diverse = (
+        system.task.build_generator(system.models, presets.load("xsum", variant).generation())
+        for variant in ("beam", "diverse")
+    )
+    for generator in (beam, diverse):
+        assert (generator.beam_size, generator.max_len_b, generator.min_len) == (6, 60, 10)
+        assert generator.len_penalty == 1.0
+    assert isinstance(beam.search, BeamSearch)
+    assert isinstance(diverse.search, DiverseBeamSearch) and diverse.search.num_groups == 6
+    assert diverse.search.diversity_strength == -0.2
+
+
+def test_options_of_the_task_go_to_the_task():
+    assert presets.load("cnndm").task() == {
+        "el_block_ngrams": True, "max_source_positions": 1024, "truncate_source": True,
+    }  # fmt: skip
+    assert not set(presets.load("cnndm").task()) & set(vars(presets.load("cnndm").generation()))
+
+
+def test_the_demo_searches_as_its_preset_says():
+    assert demo.PRESET.text().longest_source == LONGEST_SOURCE
+    words = demo.PRESET.arguments()
+    assert dict(zip(words[::2], words[1::2], strict=True)) == {
+        "--beam": "4", "--lenpen": "1.0", "--max-len-b": "30", "--batch-size": "32",
+    }  # fmt: skip
+
+
+def test_options_can_be_changed_and_left_out():
+    preset = presets.load("cnndm").changed(beam=2, el_block_ngrams=None, rouge_lsum=None)
+    assert preset.options["beam"] == 2
+    assert not {"--el-block-ngrams", "--rouge-lsum"} & set(preset.arguments())
+    assert "--el-block-ngrams" in presets.load("cnndm").arguments()
+    with pytest.raises(UserError, match="no option 'beem'; did you mean beam"):
+        preset.changed(beem=3)
+
+
+@pytest.fixture
+def load(tmp_path):
+    def load_content(content: str, variant: str = "beam") -> presets.Preset:
+        (tmp_path / "own.yaml").write_text(content)
+        return presets.load(tmp_path / "own.yaml", variant)
+
+    return load_content
+
+
+def test_a_preset_can_be_a_file_of_ones_own(load):
+    preset = load("el_attention: always\nlenpen: 1\nleft_pad_source: false\nvariants: {beam: {beam: '4'}}")
+    assert preset.options == {"el_attention": "always", "lenpen": 1.0, "left_pad_source": False, "beam": 4}
+    # the default of left_pad_source is true, and its flag says no
+    assert preset.arguments() == "--el-attention always --lenpen 1.0 --left-pad-source --beam 4".split()
+
+
+VARIANTS = "\nvariants: {beam: {beam: 4}, greedy: {beam: 1}}"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("beem: 4" + VARIANTS, r"own \(beam\): there is no option 'beem'; did you mean beam\?"),
+        ("min_len: ten" + VARIANTS, "the value of min_len does not fit: .*'ten'"),
+        ("min_len: 10.5" + VARIANTS, "the value of min_len does not fit: .*10.5"),
+        ("min_len: null" + VARIANTS, "the value of min_len does not fit"),
+        ("min_len: [10]" + VARIANTS, "the value of min_len does not fit"),
+        ("truncate_source: maybe" + VARIANTS, "the value of truncate_source does not fit: .*'maybe'"),
+        ("el_attention: often" + VARIANTS, "the value of el_attention does not fit: .*auto, always, never"),
+        ("variants: {beam: {beam: 4}, greedy: {beem: 1}}", r"own \(greedy\): there is no option 'beem'"),
+        ("task: tranlsation" + VARIANTS, "there is no task 'tranlsation'; did you mean translation"),
+        ("scoring: rogue" + VARIANTS, "there is no scoring 'rogue'; did you mean rouge"),
+        ("data: here" + VARIANTS, "there is no option 'data'"),
+        ("beam: 4", "own.yaml has no variants: add some"),
+        ("variants: [beam]", "own.yaml has no variants: add some"),
+        ("lenpen: 2.0\nvariants: {wide: {beam: 9}}", "has no variant 'beam': it has wide"),
+        ("- beam", "own.yaml is not a file of settings"),
+        ("beam: [", "own.yaml is not a file of settings in YAML: .*line 1"),
+        ("", "own.yaml has no variants"),
+    ],
+)
+def test_mistakes_in_a_preset_are_one_line(load, content, message):
+    with pytest.raises(UserError) as error:
+        load(content)
+    assert re.search(message, str(error.value))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["cnn", "elsewhere.yaml"])
+def test_an_unknown_preset_is_answered_with_those_there_are(name):
+    with pytest.raises(
+        UserError, match=f"no preset '{name}': take one of cnndm, demo, gpt2_cnndm, squad, xsum"
+    ):
+        presets.load(name)
