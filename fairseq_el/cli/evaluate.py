@@ -36,11 +36,14 @@ from fairseq_el.cli.summarize import add_model_arguments, further_options
 from fairseq_el.errors import UserError, explain
 from fairseq_el.jobs import presets
 from fairseq_el.jobs.journal import WholeFile, check_folder
+from fairseq_el.jobs.model_files import ModelFiles
+from fairseq_el.jobs.model_loading import load_state
 from fairseq_el.jobs.presets import Preset
-from fairseq_el.jobs.summarizer import ModelFiles, Summarizer, Vocabulary, as_summary, load_state
+from fairseq_el.jobs.summarizer import Summarizer, as_summary
 from fairseq_el.resources import TREE, USER_DIR
 from fairseq_el.text import rouge
 from fairseq_el.text.sentences import one_line, read_lines
+from fairseq_el.text.tokenizer import Tokenizer
 
 STOCK = ["--user-dir", str(USER_DIR), "--task", "stock_cache_meter"]
 OURS = ["--user-dir", str(USER_DIR), "--el-profile"]
@@ -177,7 +180,7 @@ def is_language_model(preset: Preset) -> bool:
 
 
 def texts_of(
-    output: Output, data: Data, preset: Preset, vocabulary: Vocabulary
+    output: Output, data: Data, preset: Preset, vocabulary: Tokenizer
 ) -> tuple[list[str], list[str]]:
     """References and summaries in the order of the data."""
     order = range(data.sentences)
@@ -349,7 +352,7 @@ def run(args: argparse.Namespace, changes: dict[str, str]) -> None:
     else:
         data = make_prompts(args, preset, build)
     output = generate(args, preset, files, data, build / "generate.log")
-    references, summaries = texts_of(output, data, preset, Vocabulary(files.build_encoding()))
+    references, summaries = texts_of(output, data, preset, Tokenizer(files.build_encoding()))
     with WholeFile(build / "summaries.txt") as whole:
         whole.file.writelines(f"{summary}\n".encode() for summary in summaries)
     append_result(args.results, row_of(args, preset, files, output, scores_of(references, summaries, preset)))

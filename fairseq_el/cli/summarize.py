@@ -50,10 +50,11 @@ from fairseq_el.errors import UserError, explain
 from fairseq_el.jobs import presets
 from fairseq_el.jobs.inputs import TEXT_FIELDS, Item, Texts
 from fairseq_el.jobs.journal import Journal, WholeFile, check_folder, check_same_job
+from fairseq_el.jobs.model_files import ModelFiles
 from fairseq_el.jobs.presets import Preset
 from fairseq_el.jobs.run import Engine, Finished, OneProcess, Run
 from fairseq_el.jobs.shards import Part, Shard
-from fairseq_el.jobs.summarizer import ON_ERROR, ModelFiles, Summarizer, one_by_one
+from fairseq_el.jobs.summarizer import ON_ERROR, Summarizer, one_by_one
 from fairseq_el.text import rouge
 
 WINDOW = 1024  # texts that are read at a time and sorted by length
@@ -397,7 +398,7 @@ def main() -> None:
         sys.exit("\nInterrupted" + (": go on with --resume." if journal_path(args.output).exists() else "."))
     except Exception as error:
         is_systems = isinstance(error, OSError)
-        message = explain(error) or (error.strerror or str(error) if is_systems else None)
+        message = explain(error) or (str(getattr(error, "strerror", None) or error) if is_systems else None)
         if message is None:
             raise
         if is_systems and args.output == "-":

@@ -25,10 +25,12 @@ from typing import Any
 import torch
 
 from fairseq_el.errors import UserError, explain
+from fairseq_el.jobs.batching import Source, SourceReader
 from fairseq_el.jobs.inputs import Item, Texts
+from fairseq_el.jobs.model_files import ModelFiles
 from fairseq_el.jobs.run import Done, Finished, Work, carry_out, work_in
 from fairseq_el.jobs.shards import Shard
-from fairseq_el.jobs.summarizer import ModelFiles, Source, SourceReader, Summarizer
+from fairseq_el.jobs.summarizer import Summarizer
 from fairseq_el.plugin.log_filters import stderr_in_file
 from fairseq_el.resources import TREE
 

@@ -10,10 +10,11 @@ from typing import Any, NamedTuple, Protocol
 
 from tqdm import tqdm
 
+from fairseq_el.jobs.batching import Source, SourceReader
 from fairseq_el.jobs.inputs import Item, Texts
 from fairseq_el.jobs.journal import Journal, from_line
 from fairseq_el.jobs.shards import Shard
-from fairseq_el.jobs.summarizer import Source, SourceReader, Summarizer, report_problem
+from fairseq_el.jobs.summarizer import Summarizer, report_problem
 
 # ---- batches
 

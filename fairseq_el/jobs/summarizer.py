@@ -5,54 +5,36 @@ turns text into pieces: `sentencepiece.model`, or `encoder.json` and `vocab.bpe`
 """
 
 import gc
-import hashlib
 import logging
-import re
 import threading
-from argparse import Namespace
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from fairseq import checkpoint_utils
-from fairseq.data import Dictionary, data_utils
-from fairseq.data.encoders.gpt2_bpe import GPT2BPE
-from fairseq.data.encoders.sentencepiece_bpe import SentencepieceBPE
+from fairseq.data import data_utils
 from fairseq.models import BaseFairseqModel
 from fairseq.search import Sampling
 from fairseq.sequence_generator import SequenceGenerator
 from fairseq.tasks import FairseqTask
-from fairseq.tasks.translation import TranslationConfig, TranslationTask
-from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor
 
-from fairseq_el.checkpoints import validation
-from fairseq_el.checkpoints.meta_init import precision_of
-from fairseq_el.errors import UserError, explain, is_from_fairseq, is_out_of_memory, not_from_fairseq
+from fairseq_el.errors import UserError, explain, is_out_of_memory
 from fairseq_el.generation.non_finite import FiniteEnsemble, NotFinite
+from fairseq_el.generation.sampling import TextSampling
 from fairseq_el.jobs import presets
+from fairseq_el.jobs.batching import Source, SourceReader
+from fairseq_el.jobs.model_files import ModelFiles
+from fairseq_el.jobs.model_loading import load_model
 from fairseq_el.jobs.presets import Preset
 from fairseq_el.models.conversion import is_accelerated
-from fairseq_el.plugin.tasks import (
-    ELGeneration,
-    ELLanguageModelingConfig,
-    ELLanguageModelingTask,
-    ELTranslationConfig,
-    ELTranslationTask,
-)
-from fairseq_el.resources import resource
+from fairseq_el.plugin.tasks import ELGeneration
 from fairseq_el.text.sentences import one_line, split_sentences
-from fairseq_el.text.vocabulary import load_dictionary, load_encoding
+from fairseq_el.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-SENTENCEPIECE_FILES = ("sentencepiece.model", "sentencepiece.bpe.model")
-GPT2_FILES = ("encoder.json", "vocab.bpe")
-TOKENS_PER_BATCH = 12_000  # what fairseq-generate takes where nothing is said
-CHARACTERS_PER_TOKEN = 8  # more than texts have
 NEED_MORE_THAN_TEXT = ("constraints", "lm_path", "prefix_size", "score_reference")  # options of fairseq-generate
 ON_ERROR = ("abort", "skip")  # what becomes of the others when a text can't be summarised
 
@@ -74,175 +56,6 @@ def one_by_one(preset: Preset) -> Preset:
     return preset.changed(**fixed)
 
 
-# ---- the files of a model
-
-
-@dataclass(frozen=True)
-class ModelFiles:
-    checkpoint: Path
-    encoding: tuple[Path, ...]  # one file of SentencePiece, or two of GPT-2's encoding
-
-    @classmethod
-    def find(cls, model: str | Path, encoding: str | Path | None = None) -> "ModelFiles":
-        """model: a folder, a checkpoint in one, or `demo`; encoding: where that is, if not in the folder."""
-        path = Path(model)
-        if not path.exists() and str(model) == "demo":
-            path = resource("demo")
-        checkpoint = path / "model.pt" if path.is_dir() else path
-        if not checkpoint.is_file():
-            raise UserError(
-                f"there is no checkpoint {checkpoint}: give a folder with a model.pt, or the file itself"
-            )
-        return cls(checkpoint, find_encoding(Path(encoding) if encoding else checkpoint.parent))
-
-    def dictionary(self, side: str) -> Path:
-        """side: `source` or `target`, or the name of a language."""
-        for name in (f"dict.{side}.txt", "dict.txt"):
-            if (self.checkpoint.parent / name).is_file():
-                return self.checkpoint.parent / name
-        raise UserError(
-            f"{self.checkpoint.parent} has no dict.{side}.txt or dict.txt: put the one that came with the "
-            "checkpoint there"
-        )
-
-    def digest(self) -> str:
-        """Of all that summaries depend on."""
-        whole = hashlib.sha256()
-        for path in (self.checkpoint, *sorted(self.checkpoint.parent.glob("dict*.txt")), *self.encoding):
-            with path.open("rb") as file:
-                while part := file.read(1 << 20):
-                    whole.update(part)
-        return whole.hexdigest()
-
-    def build_encoding(self) -> SentencepieceBPE | GPT2BPE:
-        return load_encoding(self.encoding)
-
-
-def find_encoding(place: Path) -> tuple[Path, ...]:
-    """place: a folder, or a file of SentencePiece."""
-    if place.is_file():
-        return (place,)
-    for names in (*((name,) for name in SENTENCEPIECE_FILES), GPT2_FILES):
-        files = tuple(place / name for name in names)
-        if all(file.is_file() for file in files):
-            return files
-    raise UserError(
-        f"{place} has neither {SENTENCEPIECE_FILES[0]} nor {' and '.join(GPT2_FILES)}, which turn text into "
-        "what the model reads: put them there, or name their folder (--bpe)"
-    )
-
-
-class Vocabulary:
-    """Text as pieces, and back."""
-
-    def __init__(self, encoding: SentencepieceBPE | GPT2BPE):
-        self.encoding = encoding
-
-    def encode(self, text: str) -> list[str]:
-        return self.encoding.encode(text).split()
-
-    def beginning(self, text: str, longest: int) -> tuple[list[str], bool]:
-        """The first pieces of a text, and whether there are more.
-
-        Little more than these is encoded: the time GPT-2's encoding takes for a word grows with its square.
-        """
-        size = CHARACTERS_PER_TOKEN * longest
-        while True:
-            part = text if len(text) <= size else text[:size].rsplit(maxsplit=1)[0]  # no word in two
-            if part is not text and len(part) < size // 2:  # before a run of spaces, or a word, as long as that
-                part = text[:size]
-            pieces = self.encode(part)
-            if len(pieces) > longest or part is text:
-                return pieces[:longest], len(pieces) > longest
-            size *= 4
-
-    def decode(self, pieces: Sequence[str]) -> str:
-        if isinstance(self.encoding, GPT2BPE):  # which fails on the entries that only fill a dictionary up
-            known = self.encoding.bpe.decoder
-            pieces = [p for p in pieces if p in ("<unk>", "<mask>") or (p.isdecimal() and int(p) in known)]
-        return self.encoding.decode(" ".join(pieces))
-
-
-# ---- loading
-
-
-def load_task(preset: Preset, files: ModelFiles, saved: Any, stock: bool) -> tuple[FairseqTask, Any]:
-    """The task, ours or fairseq's own, and its configuration: the options that the preset has for it.
-
-    saved: the configuration in the checkpoint.
-    """
-    name = preset.options.get("task", "translation").removeprefix("el_")
-    trained = str(saved.task._name)
-    if name not in ("translation", "language_modeling"):
-        raise UserError(
-            f"the preset {preset.name} is for the task {name}: only translation and language_modeling work"
-        )
-    if (name == "language_modeling") != ("language_modeling" in trained):
-        raise UserError(
-            f"{files.checkpoint} was trained for {trained}, but the preset {preset.name} is for {name}: "
-            "take another preset or another model"
-        )
-    if name == "language_modeling":
-        if stock:
-            raise UserError(
-                "stock fairseq can't count tokens from the end of a prompt: leave out --attention stock"
-            )
-        load_dictionary(files.dictionary("source"))  # says so if there is none, or it is damaged
-        language = configured(ELLanguageModelingConfig, preset, files)
-        return ELLanguageModelingTask.setup_task(language), language
-    config = configured(TranslationConfig if stock else ELTranslationConfig, preset, files)
-    named = {side: getattr(saved.task, f"{side}_lang", None) for side in ("source", "target")}
-    languages = [str("" if language is None else language) or side for side, language in named.items()]
-    if not all(re.fullmatch(r"[\w.@-]{1,99}", language) for language in languages):
-        raise UserError(f"the settings in {files.checkpoint} are damaged, they name no languages: get the file again")
-    dictionaries = [load_dictionary(files.dictionary(language)) for language in languages]
-    return (TranslationTask if stock else ELTranslationTask)(config, *dictionaries), config
-
-
-def configured(config_class: type, preset: Preset, files: ModelFiles) -> Any:
-    known = {field.name for field in fields(config_class)}
-    options = {name: value for name, value in preset.task().items() if name in known}
-    return config_class(data=str(files.checkpoint.parent), **options)
-
-
-def load_state(path: Path) -> dict[str, Any]:
-    """A checkpoint in today's form, with which fairseq will do nothing but build a model."""
-    validation.check_file(path)
-    state = checkpoint_utils.load_checkpoint_to_cpu(str(path))
-    settings = state.get("cfg")
-    if not is_from_fairseq(state) or not has_settings(settings, "task") or not has_settings(settings, "model"):
-        raise UserError(not_from_fairseq(str(path)))
-    validation.check_weights(state["model"])
-    validation.check_settings(state["cfg"].model, path.stat().st_size)
-    return state
-
-
-def has_settings(settings: Any, name: str) -> bool:
-    part = settings.get(name) if isinstance(settings, DictConfig) else None
-    return isinstance(part, Namespace) or (isinstance(part, DictConfig) and part.get("_name") is not None)
-
-
-def load_model(
-    files: ModelFiles, preset: Preset, stock: bool, fp16: bool, cpu: bool
-) -> tuple[FairseqTask, BaseFairseqModel]:
-    state = load_state(files.checkpoint)
-    task, config = load_task(preset, files, state["cfg"], stock)
-    on_gpu = torch.cuda.is_available() and not cpu
-    if not on_gpu and getattr(config, "el_packing", None) == "auto":  # packing takes either precision
-        task.vacant_dtype = precision_of(state["model"])
-    (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task(
-        [str(files.checkpoint)], task=task, state=state
-    )
-    del state
-    gc.collect()  # fairseq leaves it in a cycle of references, and packing takes as much again
-    if fp16:
-        model.half()
-    if on_gpu:
-        model.cuda()
-    model.prepare_for_inference_(Namespace(generation=preset.generation(), task=config))
-    return task, model
-
-
 # ---- generating
 
 
@@ -262,96 +75,12 @@ def report_problem(where: str, problem: str, on_error: str, advice: str = "") ->
     logger.warning(f"{where} was skipped: {problem}")
 
 
-RANDOM_NUMBERS = threading.Lock()
-"""torch has one source of them for all threads."""
-
-
-class TextSampling(Sampling):
-    """Sampling whose random numbers follow from the seed and the tokens so far, and so don't depend on what
-    else is in the batch: a prompt is continued alike at every call."""
-
-    def __init__(self, dictionary: Dictionary, stock: Sampling, seed: int):
-        super().__init__(dictionary, stock.sampling_topk, stock.sampling_topp)
-        self.key = str(seed).encode()
-
-    def step(self, step, lprobs, scores, prev_output_tokens=None, original_batch_idxs=None):
-        """lprobs: [b, x, vocabulary], scores: [b, x, step], prev_output_tokens: [b * x, step + 1]."""
-        b = lprobs.size(0)
-        texts = prev_output_tokens.reshape(b, -1).cpu().numpy()
-        random = (
-            torch.cuda.default_generators[lprobs.get_device()] if lprobs.is_cuda else torch.default_generator
-        )
-        found = []
-        with RANDOM_NUMBERS:
-            before = random.get_state()
-            try:
-                for row in range(b):
-                    digest = hashlib.blake2b(texts[row].tobytes(), key=self.key, digest_size=8).digest()
-                    random.manual_seed(int.from_bytes(digest, "little"))
-                    found.append(super().step(step, lprobs[row : row + 1], scores[row : row + 1]))
-            finally:
-                random.set_state(before)
-        return tuple(torch.cat(parts) for parts in zip(*found, strict=True))
-
-
-@dataclass(frozen=True)
-class Source:
-    """A text as the model reads it: none of it for blank texts, the beginning of long ones."""
-
-    tokens: list[int]
-    is_cut: bool
-
-
 class Outcome(NamedTuple):
     """What became of some texts of a batch."""
 
     places: range  # in the batch
     summaries: list[str]
     problem: str = ""  # why a text, then the only one, got "" instead of a summary
-
-
-class SourceReader:
-    """Reads texts for a model, without needing it: their pieces, and which texts go into a batch together."""
-
-    def __init__(self, vocabulary: Vocabulary, dictionary: Dictionary, preset: Preset, longest_text: int = 0):
-        """longest_text: in tokens, without those that open or close a text."""
-        self.vocabulary = vocabulary
-        self.dictionary = dictionary
-        self.preset = preset
-        self.suffix = self._indices(vocabulary.encode(preset.text().source_suffix))
-        self.longest_text = longest_text
-
-    def describe_cut(self, cut: int, total: int) -> str:
-        longer = "text was" if total == 1 else "texts were"
-        limit = f"{self.longest_text:,} tokens"
-        return f"{cut:,} of {total:,} {longer} longer than {limit}; only the beginning was read"
-
-    def encode(self, text: str) -> Source:
-        text = one_line(text.encode("utf-8", "replace").decode())  # half a character becomes a question mark
-        pieces, is_cut = self.vocabulary.beginning(text, self.longest_text) if text else ([], False)
-        if not pieces:
-            return Source([], False)
-        return Source(self._indices(pieces) + self.suffix, is_cut)
-
-    def batches(self, sources: Sequence[Source]) -> list[list[int]]:
-        """Places of sources that go through the model together: of similar length, the longest first."""
-        sentences = self.preset.options.get("batch_size")
-        tokens = self.preset.options.get("max_tokens") or (None if sentences else TOKENS_PER_BATCH)
-        places = sorted(
-            (place for place, source in enumerate(sources) if source.tokens),
-            key=lambda place: (-len(sources[place].tokens), place),
-        )
-        batches: list[list[int]] = []
-        for place in places:
-            size = len(batches[-1]) + 1 if batches else 0
-            longest = len(sources[batches[-1][0]].tokens) + 1 if batches else 0  # and the end of the sentence
-            if not batches or (sentences and size > sentences) or (tokens and size * longest > tokens):
-                batches.append([])
-            batches[-1].append(place)
-        return batches
-
-    def _indices(self, pieces: Iterable[str]) -> list[int]:
-        return [self.dictionary.index(piece) for piece in pieces]
 
 
 class Summarizer(SourceReader):
@@ -361,11 +90,11 @@ class Summarizer(SourceReader):
         self,
         task: FairseqTask,
         model: BaseFairseqModel,
-        vocabulary: Vocabulary,
+        tokenizer: Tokenizer,
         preset: Preset,
         seed: int = 1,
     ):
-        super().__init__(vocabulary, task.source_dictionary, preset)
+        super().__init__(tokenizer, task.source_dictionary, preset)
         self.task = task
         self.model = model
         self.reads_prompts = not hasattr(model, "encoder")
@@ -412,7 +141,7 @@ class Summarizer(SourceReader):
         files = ModelFiles.find(model, bpe)
         try:
             task, loaded = load_model(files, preset, stock, fp16, cpu)
-            summarizer = cls(task, loaded, Vocabulary(files.build_encoding()), preset, seed)
+            summarizer = cls(task, loaded, Tokenizer(files.build_encoding()), preset, seed)
         except Exception as error:
             message = explain(error)
             if message is None and isinstance(error, OmegaConfBaseException):  # the preset's are explained already
@@ -450,7 +179,7 @@ class Summarizer(SourceReader):
 
     def reader(self) -> SourceReader:
         """What reads texts, without the model."""
-        return SourceReader(self.vocabulary, self.dictionary, self.preset, self.longest_text)
+        return SourceReader(self.tokenizer, self.dictionary, self.preset, self.longest_text)
 
     def outcomes(self, sources: Sequence[Source]) -> Iterator[Outcome]:
         """One batch, none of it a blank text, and all of it together if that can be.
@@ -551,4 +280,4 @@ class Summarizer(SourceReader):
         if self.reads_prompts:
             tokens = tokens[len(source.tokens) :]
         pieces = self.task.target_dictionary.string(tokens).split()
-        return as_summary(self.vocabulary.decode(pieces), self.preset)
+        return as_summary(self.tokenizer.decode(pieces), self.preset)

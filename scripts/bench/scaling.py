@@ -33,11 +33,13 @@ from bench.generator import Record
 from bench.protocol import Request
 from bench.systems import SystemKind
 from fairseq_el.jobs import presets, ray_engine
+from fairseq_el.jobs.batching import TOKENS_PER_BATCH, SourceReader
 from fairseq_el.jobs.inputs import Item, Texts
 from fairseq_el.jobs.journal import Journal
+from fairseq_el.jobs.model_files import ModelFiles
 from fairseq_el.jobs.run import Done, Finished, Run, work_in
 from fairseq_el.jobs.shards import Shard
-from fairseq_el.jobs.summarizer import TOKENS_PER_BATCH, ModelFiles, SourceReader, Summarizer
+from fairseq_el.jobs.summarizer import Summarizer
 
 WINDOW = 1024
 
@@ -140,8 +142,8 @@ def text_of(tokens: float) -> str:
     """So many tokens of the demo's texts."""
     reader = demo_reader()
     words = (ROOT / "demo" / "test.source").read_text(encoding="utf-8").split()
-    pieces = reader.vocabulary.encode(" ".join(words[: round(tokens)]))  # a word has a piece at least
-    return reader.vocabulary.decode(pieces[: round(tokens)])
+    pieces = reader.tokenizer.encode(" ".join(words[: round(tokens)]))  # a word has a piece at least
+    return reader.tokenizer.decode(pieces[: round(tokens)])
 
 
 class Instant:

@@ -30,7 +30,7 @@ import json, resource, sys
 import torch
 from fairseq_el import Summarizer
 from fairseq_el.errors import is_out_of_memory
-from fairseq_el.jobs.summarizer import Source
+from fairseq_el.jobs.batching import Source
 
 model, encoding, stock, extra = sys.argv[1], sys.argv[2], sys.argv[3] == "stock", int(sys.argv[4])
 torch.set_num_threads(1)

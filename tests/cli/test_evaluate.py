@@ -45,7 +45,7 @@ def data(tmp_path_factory):
         prefix = str(folder / "bin" / f"test.source-target.{side}")
         builder = indexed_dataset.make_builder(f"{prefix}.bin", "mmap", len(dictionary))
         for line in lines[:SENTENCES]:
-            pieces = " ".join(summarizer.vocabulary.encode(line)[:LONGEST_SOURCE])
+            pieces = " ".join(summarizer.tokenizer.encode(line)[:LONGEST_SOURCE])
             builder.add_item(dictionary.encode_line(pieces, add_if_not_exist=False))
         builder.finalize(f"{prefix}.idx")
     return folder

@@ -486,7 +486,7 @@ def test_a_prompt_is_the_beginning_of_the_article_and_the_suffix(language_model)
     summarizer = Summarizer.load(language_model, "gpt2_cnndm", "greedy")
     symbols = summarizer.task.source_dictionary.symbols
     tokens = [summarizer.encode(article).tokens for article in ARTICLES]
-    prompts = [summarizer.vocabulary.decode([symbols[token] for token in prompt]) for prompt in tokens]
+    prompts = [summarizer.tokenizer.decode([symbols[token] for token in prompt]) for prompt in tokens]
     assert prompts[0] == "The cat sat there. It slept.\nTL;DR:"
     assert prompts[2].endswith("\nTL;DR:") and ARTICLES[2].startswith(prompts[2].removesuffix("\nTL;DR:"))
     assert len(tokens[2]) == 300 - 1 - 200  # what is left of the model's positions beside 200 new tokens
@@ -510,7 +510,7 @@ def test_the_summary_is_what_stock_fairseq_writes_behind_the_prompt(language_mod
         generator = task.build_generator(models, settings)
         found = task.inference_step(generator, models, {"net_input": inputs})[0][0]["tokens"]
         pieces = task.target_dictionary.string(found[len(prompt) - 1 :]).split()
-        expected.append(as_summary(summarizer.vocabulary.decode(pieces), summarizer.preset))
+        expected.append(as_summary(summarizer.tokenizer.decode(pieces), summarizer.preset))
     assert summarizer(ARTICLES) == expected
     assert all(expected) and len(set(expected)) == 3
 
@@ -519,7 +519,7 @@ def test_of_a_sampled_text_the_first_three_sentences_are_the_summary(language_mo
     summarizer = Summarizer.load(language_model, "gpt2_cnndm", "topk")
     written = " It rained in the U.S. on Monday.\n\nMr. Who slept! Then the cat sat. A fourth sentence."
     source = summarizer.encode(ARTICLES[0])
-    tokens = [*source.tokens, *summarizer._indices(summarizer.vocabulary.encode(written)), 2]
+    tokens = [*source.tokens, *summarizer._indices(summarizer.tokenizer.encode(written)), 2]
     monkeypatch.setattr(summarizer.task, "inference_step", lambda *_: [[{"tokens": torch.tensor(tokens)}]])
     assert summarizer([ARTICLES[0]]) == ["It rained in the U.S. on Monday. Mr. Who slept! Then the cat sat."]
     all_of_it = presets.load("gpt2_cnndm", "greedy")

@@ -59,7 +59,7 @@ def test_alternating_beam_sizes_and_models_change_nothing(other_model):
     loaded = {model: Summarizer.load(model, "demo") for model in (DEMO, other_model)}
     shared = {
         (model, beam): Summarizer(
-            loaded[model].task, loaded[model].model, loaded[model].vocabulary,
+            loaded[model].task, loaded[model].model, loaded[model].tokenizer,
             presets.load("demo").changed(beam=beam, max_len_b=15),
         )
         for model, beam in kinds

@@ -588,7 +588,7 @@ def test_a_damaged_preset_gives_a_line_or_summaries(summarizer, hurt, preset, ed
 
 
 def with_preset(summarizer: Summarizer, preset: presets.Preset) -> Summarizer:
-    return Summarizer(summarizer.task, summarizer.model, summarizer.vocabulary, preset)
+    return Summarizer(summarizer.task, summarizer.model, summarizer.tokenizer, preset)
 
 
 NUMBERS = ("beam", "max_len_a", "max_len_b", "min_len", "lenpen", "unkpen", "temperature", "sampling_topk",

@@ -24,9 +24,10 @@ import fairseq_el
 from fairseq_el.cli import summarize
 from fairseq_el.errors import UserError
 from fairseq_el.jobs.inputs import Texts
+from fairseq_el.jobs.model_files import ModelFiles
 from fairseq_el.jobs.run import Finished, OneProcess, Run
 from fairseq_el.jobs.shards import Shard
-from fairseq_el.jobs.summarizer import ModelFiles, Summarizer
+from fairseq_el.jobs.summarizer import Summarizer
 from helpers import DEMO, ROOT, TEXTS, exit_of, load_once, make_language_model, write_lines
 
 pytest.importorskip("ray")
