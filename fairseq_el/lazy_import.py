@@ -11,7 +11,17 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from fairseq_el.errors import UserError
+
 NAMES = ("sklearn", "sklearn.metrics", "scipy", "scipy.stats")
+INSTALL_FAIRSEQ = (
+    "pip install 'cython>=3,<4' ninja 'setuptools>=77,<81' wheel && "
+    "pip install --no-deps --no-build-isolation fairseq-fixed==0.12.3.1"
+)
+
+
+class FairseqMissing(UserError, ImportError):
+    """pip can't install fairseq as a requirement of ours: it would look for a torchaudio that fits torch."""
 
 
 class Deferred(ModuleType):
@@ -41,6 +51,10 @@ def import_fairseq() -> None:
     sys.modules.update(standing_in)
     try:
         importlib.import_module("fairseq")
+    except ModuleNotFoundError as error:
+        if error.name != "fairseq":
+            raise
+        raise FairseqMissing(f"fairseq is not installed: {INSTALL_FAIRSEQ}") from None
     finally:
         for name in NAMES:
             sys.modules.pop(name, None)
