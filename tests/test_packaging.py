@@ -1,6 +1,5 @@
 """The package installs as a wheel and as an editable install, works from any folder, and declares what it needs."""
 
-import json
 import os
 import re
 import shlex
@@ -101,6 +100,7 @@ def test_metadata_is_complete(wheel):
     assert "Programming Language :: Python :: 3.11" in fields.get_all("Classifier")
     assert {"demo", "data", "ray", "test", "benchmark"} <= set(fields.get_all("Provides-Extra"))
     assert f"## {fairseq_el.__version__}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert f"version: {fairseq_el.__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
 
 
 # ---- installed, from another folder
@@ -149,7 +149,10 @@ def hypotheses(output: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("way", ["from_wheel", "editable"])
 def test_user_dir_takes_the_package_name_in_any_folder(way, request, tree, demo_data, stock, tmp_path):
+    """Also where a folder of that name is not the package, such as a clone of this project."""
     environment = request.getfixturevalue(way)
+    if way == "editable":
+        (tmp_path / "fairseq_el" / "docs").mkdir(parents=True)
     search = ["--beam", 2, "--max-len-b", 20, "--batch-size", 32, "--remove-bpe", "sentencepiece"]
     command = ["fairseq-generate", demo_data, "--path", DEMO / "model.pt", "--user-dir", "fairseq_el", *search]
     done = environment.run(command, cwd=tmp_path)
@@ -172,12 +175,12 @@ def code_blocks() -> list[str]:
 
 
 PYTHON_EXAMPLES = [block for block in code_blocks() if 'load("demo"' in block]
-COMMANDS = [
-    line
-    for block in code_blocks()
-    for line in block.replace("\\\n", " ").splitlines()
-    if re.search(r"\bfairseq-el .*--model demo\b", line)
-]
+COMMANDS = [block for block in code_blocks() if re.search(r"^fairseq-el .*--model demo", block, flags=re.MULTILINE)]
+
+
+def test_the_readme_has_examples():
+    assert PYTHON_EXAMPLES
+    assert any(re.search("^fairseq-generate .*--user-dir fairseq_el ", block) for block in code_blocks())
 
 
 @pytest.mark.parametrize("code", PYTHON_EXAMPLES)
@@ -185,23 +188,16 @@ def test_the_python_example_of_the_readme_works_from_a_wheel(code, from_wheel, t
     assert from_wheel.run(["python", "-c", code], cwd=tmp_path).stdout.strip()
 
 
-def test_the_readme_has_a_python_example_with_the_demo_model():
-    assert PYTHON_EXAMPLES
-
-
-@pytest.mark.parametrize("command", [*COMMANDS, "fairseq-el summarize --model demo --preset demo --input news.txt"])
-def test_the_commands_of_the_readme_work_from_a_wheel(command, from_wheel, tmp_path):
-    """Those with the demo model; the files that they read are made first."""
-    words = shlex.split(command, comments=True)
-    named = {option: tmp_path / name for option, name in zip(words, words[1:]) if option in ("--input", "--output")}
-    if "--input" in named:
-        as_json = named["--input"].suffix == ".jsonl"
-        lines = [json.dumps({"id": n, "article": text}) if as_json else text for n, text in enumerate(TEXTS[:3])]
-        named["--input"].write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    printed = from_wheel.run(command, cwd=tmp_path).stdout
-    summaries = (named["--output"].read_text(encoding="utf-8") if "--output" in named else printed).splitlines()
-    assert len(summaries) == (3 if "--input" in named else 1)
-    assert all(summary.strip() for summary in summaries)
+@pytest.mark.parametrize("commands", COMMANDS or ["fairseq-el summarize --model demo --preset demo --input texts.txt"])
+def test_the_commands_of_the_readme_work_from_a_wheel(commands, from_wheel, tmp_path):
+    """Those with the demo model, in a folder that has the file of texts that they name."""
+    words = shlex.split(commands)
+    texts, *_ = (tmp_path / name for option, name in zip(words, words[1:]) if option == "--input")
+    texts.write_text("".join(f"{text}\n" for text in TEXTS[:3]), encoding="utf-8")
+    printed = from_wheel.run(commands, cwd=tmp_path).stdout.splitlines()
+    summaries = [path.read_text(encoding="utf-8").splitlines() for path in tmp_path.glob("summaries*")] or [printed]
+    assert all(len(found) == len(texts.read_text(encoding="utf-8").splitlines()) for found in summaries)
+    assert all(summary.strip() for found in summaries for summary in found)
 
 
 def test_the_command_knows_its_version(from_wheel, tmp_path):
