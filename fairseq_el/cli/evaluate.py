@@ -37,7 +37,6 @@ from fairseq_el.errors import UserError, explain
 from fairseq_el.jobs import presets
 from fairseq_el.jobs.journal import WholeFile, check_folder
 from fairseq_el.jobs.model_files import ModelFiles
-from fairseq_el.jobs.model_loading import load_state
 from fairseq_el.jobs.presets import Preset
 from fairseq_el.jobs.summarizer import Summarizer, as_summary
 from fairseq_el.resources import TREE, USER_DIR
@@ -339,7 +338,7 @@ def run(args: argparse.Namespace, changes: dict[str, str]) -> None:
     files = ModelFiles.find(args.model, args.bpe)
     check_results(args.results)
     if args.attention == "stock":
-        load_state(files.checkpoint)  # and refuses what stock fairseq would run
+        files.load_state()  # and refuses what stock fairseq would run
     name = "-".join([preset.name, preset.variant, args.attention] + ["fp16"] * args.fp16)
     build = (args.build / name).resolve()
     build.mkdir(parents=True, exist_ok=True)

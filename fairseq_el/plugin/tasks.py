@@ -17,7 +17,7 @@ from fairseq.tasks.translation import TranslationConfig, TranslationTask
 from omegaconf import OmegaConf
 
 from fairseq_el.checkpoints import validation
-from fairseq_el.checkpoints.meta_init import build_vacant
+from fairseq_el.checkpoints.meta_init import build_on_meta
 from fairseq_el.errors import UserError
 from fairseq_el.generation.generator import ELSequenceGenerator, ELSequenceGeneratorWithAlignment, take_rows
 from fairseq_el.generation.language import ELLanguageGenerator
@@ -32,7 +32,7 @@ class ELGeneration:
     """What an EL task adds to a stock task: EL models in, our generator out."""
 
     cfg: Any  # the task's
-    vacant_dtype: torch.dtype | None = None
+    meta_init_dtype: torch.dtype | None = None
     """Set for models that will be packed as soon as they are loaded: the precision of the checkpoint."""
     checkpoint_size: int | None = None  # in bytes, of the largest that a command line loads
 
@@ -47,8 +47,8 @@ class ELGeneration:
         if from_checkpoint:
             validation.check_settings(cfg, self.checkpoint_size)
         build = functools.partial(super().build_model, cfg, from_checkpoint)
-        if from_checkpoint and self.vacant_dtype is not None:
-            model = build_vacant(build, self.vacant_dtype)
+        if from_checkpoint and self.meta_init_dtype is not None:
+            model = build_on_meta(build, self.meta_init_dtype)
             model = model if has_el_form(model) else build()  # others are not packed
         else:
             model = build()
