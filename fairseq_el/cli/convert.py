@@ -1,19 +1,9 @@
-"""Convert GPT-2 and BART from Hugging Face folders to fairseq checkpoints, and BART back.
-
-    python scripts/convert_hf.py PATH_TO_HF_FOLDER OUTPUT
-    python scripts/convert_hf.py --reverse FAIRSEQ_FOLDER_OR_CHECKPOINT OUTPUT
-
-The first reads config.json, model.safetensors (in one file or several) or pytorch_model.bin, and
-vocab.json with merges.txt or tokenizer.json. It writes model.pt, dict.txt, and GPT-2's encoder.json
-and vocab.bpe for `--bpe gpt2`. The second needs those four files, and writes what Transformers'
-BartForConditionalGeneration and BartTokenizer load. Nothing is downloaded.
-"""
+"""Converts checkpoints from and to Hugging Face's format: `fairseq-el convert`."""
 
 import argparse
 import json
 import logging
 import shlex
-import sys
 import zipfile
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
@@ -29,6 +19,7 @@ from fairseq_el import errors
 from fairseq_el.checkpoints import huggingface, loading
 from fairseq_el.checkpoints.format import configuration, current_state, quiet, training_args, whole
 from fairseq_el.errors import UserError
+from fairseq_el.resources import USER_DIR
 
 PRECISIONS = {"fp16": torch.float16, "fp32": torch.float32}
 VERSION_LINE = "#version: 0.2"  # the first of a file of merges
@@ -268,45 +259,23 @@ def write_dictionaries(output: Path, symbols: list[str], task: str) -> None:
 # --- command line --------------------------------------------------------------------------------
 
 
-def command_line() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description="Convert GPT-2 and BART from Hugging Face folders to fairseq, and BART back."
-    )
-    parser.add_argument("source", type=Path, help="folder to read")
-    parser.add_argument("output", type=Path, help="folder to write to")
-    parser.add_argument("--dtype", choices=PRECISIONS, help="of the weights (default: as they are stored)")
-    parser.add_argument(
-        "--reverse",
-        action="store_true",
-        help="from a fairseq BART (its checkpoint, or a folder with model.pt) to a Hugging Face folder",
-    )
-    return parser
-
-
-def main() -> None:
-    options = command_line().parse_args()
-    logging.basicConfig(format="convert_hf: warning: %(message)s", level="WARNING", force=True)
-    print(f"converting {options.source} (a minute for the largest) ...", flush=True)
-    direction = convert_back if options.reverse else convert
-    try:
-        path = direction(options.source, options.output, PRECISIONS.get(options.dtype))
-    except (UserError, OSError) as error:
-        sys.exit(f"convert_hf: error: {errors.explain(error) or error}")
+def main(args: argparse.Namespace) -> None:
+    """args: of `options.convert`."""
+    logging.basicConfig(format="convert: warning: %(message)s", level="WARNING", force=True)
+    print(f"converting {args.source} (a minute for the largest) ...", flush=True)
+    direction = convert_back if args.reverse else convert
+    path = direction(args.source, args.output, PRECISIONS.get(args.precision))
     print(f"wrote {path} ({path.stat().st_size / 1e6:,.1f} MB) and its vocabulary")
-    if not options.reverse:
+    if not args.reverse:
         print(f"try: {command_to_try(path)}")
 
 
 def command_to_try(path: Path) -> str:
     folder = path.parent
-    words = ["fairseq-interactive", folder, "--path", path, "--user-dir", "fairseq_el", "--bpe", "gpt2"]
+    words = ["fairseq-interactive", folder, "--path", path, "--user-dir", USER_DIR, "--bpe", "gpt2"]
     words += ["--gpt2-encoder-json", folder / "encoder.json", "--gpt2-vocab-bpe", folder / "vocab.bpe"]
     if (folder / "dict.source.txt").exists():
         words += ["-s", "source", "-t", "target", "--beam", "4", "--max-len-b", "100"]
     else:
         words += ["--task", "language_modeling", "--beam", "1", "--max-new-tokens", "30"]
     return shlex.join(str(word) for word in words)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""Text in, summaries out: `Summarizer`, and scripts/summarize.py, which loses nothing whatever happens."""
+"""Text in, summaries out: `Summarizer`, and `fairseq-el summarize`, which loses nothing whatever happens."""
 
 import argparse
 import errno
@@ -48,7 +48,7 @@ from make_checkpoint import make_checkpoint
 
 @pytest.fixture
 def command(monkeypatch):
-    """scripts/summarize.py in this process; returns what it exits with, None if all is well."""
+    """`fairseq-el summarize` in this process; returns what it exits with, None if all is well."""
     monkeypatch.setattr(Summarizer, "load", load_once)
     return lambda *words: exit_of(summarize, words, monkeypatch)
 
@@ -68,7 +68,7 @@ def summaries(greedy):
 
 def test_summaries_are_in_the_order_of_the_texts_and_do_not_depend_on_batches(command, tmp_path, summaries):
     assert len(set(summaries)) > 20 and all(summaries)
-    small_batches = ["--batch-size", 3, "--memory-budget", "100K"]
+    small_batches = ["--batch-size", 3, "--el-memory-budget", "100K"]
     for texts, options in ((TEXTS, []), (TEXTS[::-1], ["--max-tokens", 500]), (TEXTS, small_batches)):
         assert command(*job(tmp_path, texts, *options, "--overwrite")) is None
         assert read_lines(tmp_path / "out") == [summaries[TEXTS.index(text)] for text in texts]
@@ -89,8 +89,8 @@ def test_nothing_in_nothing_out(command, tmp_path, content):
 
 @pytest.mark.parametrize("variant", ["beam", "diverse"])
 def test_summaries_are_those_of_stock_attention(command, tmp_path, variant):
-    for system in ("stock", "always"):
-        options = ["--search", variant, "--attention", system, "--output", tmp_path / system]
+    for system, chosen in (("stock", ["--stock"]), ("always", ["--el-attention", "always"])):
+        options = ["--search", variant, *chosen, "--output", tmp_path / system]
         assert command(*job(tmp_path, TEXTS[:12], *options)) is None
     assert (tmp_path / "stock").read_bytes() == (tmp_path / "always").read_bytes()
 
@@ -165,7 +165,7 @@ def test_a_killed_run_goes_on_and_ends_as_if_nothing_had_been(command, tmp_path,
 
     output, journal = tmp_path / "out.txt", tmp_path / "out.txt.journal"
     killed = subprocess.Popen(
-        [sys.executable, ROOT / "scripts" / "summarize.py", *map(str, words), "--output", output],
+        [sys.executable, "-m", "fairseq_el", "summarize", *map(str, words), "--output", output],
         stderr=subprocess.PIPE,
     )
     deadline = time.monotonic() + 120
@@ -371,7 +371,7 @@ def test_bad_lines_are_named_before_anything_is_done(command, tmp_path, name, co
     ("words", "message"),
     [
         (["--model", "nowhere"], "there is no checkpoint nowhere"),
-        (["--bpe", "{tmp}"], "neither sentencepiece.model nor encoder.json and vocab.bpe.*--bpe"),
+        (["--bpe-dir", "{tmp}"], "neither sentencepiece.model nor encoder.json and vocab.bpe.*--bpe"),
         (["--preset", "cnn"], "there is no preset 'cnn'"),
         (["--preset", "gpt2_cnndm"], "trained for translation, but .* gpt2_cnndm is for language_modeling"),
         (["--search", "topk"], "has no variant 'topk'"),
@@ -381,7 +381,7 @@ def test_bad_lines_are_named_before_anything_is_done(command, tmp_path, name, co
         (["--input", "nothing.txt"], "nothing.txt does not exist"),
         (["--output", "{tmp}/no/out.txt"], "there is no folder .*no"),
         (["--output", "{tmp}"], "is a folder"),
-        (["--memory-budget", "lots"], "'lots' is not a size"),
+        (["--el-memory-budget", "lots"], "'lots' is not a size"),
         (["--reference", "nothing.txt"], "nothing.txt does not exist"),
         (["--preset", "cnndm", "--min-len", "200"], "min_len"),
     ],
@@ -475,9 +475,9 @@ def test_bart_reads_gpt2s_encoding_from_its_folder_or_another(command, tmp_path)
     model = ["--model", tmp_path / "bart", "--preset", "xsum", "--search", "beam"]
     words = job(tmp_path, ["", *ARTICLES[1:]], *model, "--beam", 2, "--max-len-b", 30)
     assert "encoder.json" in command(*words)
-    words += ["--bpe", tmp_path / "bpe", "--el-block-ngrams", "false"]
+    words += ["--bpe-dir", tmp_path / "bpe", "--el-block-ngrams", "false"]
     assert command(*words) is None
-    assert command(*words, "--output", tmp_path / "stock", "--attention", "stock") is None
+    assert command(*words, "--output", tmp_path / "stock", "--stock") is None
     assert (tmp_path / "out").read_bytes() == (tmp_path / "stock").read_bytes()
     assert len((tmp_path / "out").read_text(encoding="utf-8")) > 40
 
@@ -537,6 +537,6 @@ def test_samples_depend_on_the_text_and_the_seed_alone(language_model):
 
 def test_a_language_model_through_the_command(command, language_model, tmp_path):
     words = job(tmp_path, ["", "A text."], "--model", language_model, "--preset", "gpt2_cnndm")
-    assert "stock fairseq can't" in command(*words, "--attention", "stock")
+    assert "stock fairseq can't" in command(*words, "--stock")
     assert command(*words, "--max-new-tokens", 10, "--search", "topk") is None
     assert len(read_lines(tmp_path / "out")) == 2
