@@ -32,7 +32,6 @@ from helpers import (
     GREEDY,
     LONGEST_SOURCE,
     REFERENCES,
-    ROOT,
     TEXTS,
     exit_of,
     interrupted_after,
@@ -219,8 +218,7 @@ def test_an_interrupted_run_says_how_to_go_on_and_overwrite_starts_again(
 
 @pytest.mark.parametrize("batches", [1, 4, 5, 9])  # in and between windows of 4 batches and a rest
 def test_large_files_are_read_and_resumed_in_windows(command, tmp_path, summaries, monkeypatch, batches):
-    monkeypatch.setattr(summarize, "WINDOW", 7)
-    words = job(tmp_path, TEXTS, "--batch-size", 2)
+    words = job(tmp_path, TEXTS, "--batch-size", 2, "--window", 7)
     with monkeypatch.context() as patch:
         interrupted_after(batches, patch)
         assert "--resume" in command(*words)
@@ -375,8 +373,9 @@ def test_bad_lines_are_named_before_anything_is_done(command, tmp_path, name, co
         (["--preset", "cnn"], "there is no preset 'cnn'"),
         (["--preset", "gpt2_cnndm"], "trained for translation, but .* gpt2_cnndm is for language_modeling"),
         (["--search", "topk"], "has no variant 'topk'"),
-        (["--beem", "2"], "no option 'beem'; did you mean beam"),
-        (["--beam", "two"], "value of beam does not fit"),
+        (["--beem", "2"], "--beem is not an option; did you mean beam"),
+        (["--beam", "0"], "--beam 0 is out of range: at least 1"),
+        (["--beam", "two"], "--beam two is not valid"),
         (["articles.txt"], "'articles.txt' is not an option"),
         (["--input", "nothing.txt"], "nothing.txt does not exist"),
         (["--output", "{tmp}/no/out.txt"], "there is no folder .*no"),
