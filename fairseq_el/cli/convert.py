@@ -271,6 +271,7 @@ def main(args: argparse.Namespace) -> None:
 
 
 def command_to_try(path: Path) -> str:
+    path = path.resolve()
     folder = path.parent
     words = ["fairseq-interactive", folder, "--path", path, "--user-dir", USER_DIR, "--bpe", "gpt2"]
     words += ["--gpt2-encoder-json", folder / "encoder.json", "--gpt2-vocab-bpe", folder / "vocab.bpe"]

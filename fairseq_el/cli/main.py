@@ -13,9 +13,9 @@ WITHOUT_FAIRSEQ = ("merge",)
 def main(words: Sequence[str] | None = None) -> None:
     """words: of the command line (default: `sys.argv[1:]`). Ends the process with one line where it fails."""
     args = options.parse(words)
-    if args.command not in WITHOUT_FAIRSEQ:
-        importlib.import_module("fairseq_el.plugin.register").register()
     try:
+        if args.command not in WITHOUT_FAIRSEQ:
+            importlib.import_module("fairseq_el.plugin.register").register()
         importlib.import_module(f"fairseq_el.cli.{args.command}").main(args)
     except KeyboardInterrupt:
         sys.exit("\nInterrupted.")

@@ -191,10 +191,10 @@ def test_a_killed_run_goes_on_and_ends_as_if_nothing_had_been(command, tmp_path,
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out.txt", "undisturbed.txt"]
 
 
-def test_a_deferred_module_is_imported_by_the_first_call():
-    assert lazy_import.Deferred("statistics").mean([1, 2]) == 1.5
+def test_a_lazy_module_is_imported_by_the_first_call():
+    assert lazy_import.LazyModule("statistics").mean([1, 2]) == 1.5
     with pytest.raises(ModuleNotFoundError, match="nothing"):
-        lazy_import.Deferred("nothing").at_all()
+        lazy_import.LazyModule("nothing").at_all()
 
 
 def test_an_interrupted_run_says_how_to_go_on_and_overwrite_starts_again(
