@@ -4,7 +4,7 @@
     python scripts/soak.py                     20,000 short texts, some minutes; writes docs/reliability.md
     python scripts/soak.py --texts 400 --batch-size 4
 
-The demo model summarises the same texts twice with scripts/summarize.py: once undisturbed, and once killed
+The demo model summarises the same texts twice with fairseq-el summarize: once undisturbed, and once killed
 (SIGKILL) again and again at random moments and started again with --resume, while allocations fail at random
 decoding steps. Among the texts are blank ones and such as make trouble elsewhere: NUL bytes, half characters,
 one word of thousands of letters. Both files must be the same, byte for byte.
@@ -53,8 +53,8 @@ def write_texts(path: Path, count: int) -> None:
 
 
 def run_worker(args: argparse.Namespace) -> None:
-    """scripts/summarize.py in this process, with a model that fails at random and tells its memory."""
-    from fairseq_el.cli import summarize
+    """`fairseq-el summarize` in this process, with a model that fails at random and tells its memory."""
+    from fairseq_el.cli.main import main
     from fairseq_el.jobs.summarizer import Summarizer
 
     load = Summarizer.load
@@ -67,8 +67,7 @@ def run_worker(args: argparse.Namespace) -> None:
         return summarizer
 
     Summarizer.load = load_watched
-    sys.argv = ["summarize.py", *summarize_words(args), "--output", str(args.output), *["--resume"] * args.resume]
-    summarize.main()
+    main(["summarize", *summarize_words(args), "--output", str(args.output), *["--resume"] * args.resume])
 
 
 def fail_at_random(model: Any, numbers: random.Random) -> None:

@@ -1,24 +1,13 @@
-"""`fairseq-el convert`: Hugging Face folders to fairseq checkpoints, and BART back.
-
-    fairseq-el convert HF_FOLDER OUTPUT
-    fairseq-el convert --reverse FAIRSEQ_FOLDER_OR_CHECKPOINT OUTPUT
-
-The first reads config.json, model.safetensors (in one file or several) or pytorch_model.bin, and the tokenizer's files,
-of a BART, mBART or GPT-2. It writes model.pt, dict.txt, and GPT-2's encoder.json and vocab.bpe for `--bpe gpt2`, or
-mBART's SentencePiece model. The second needs a BART with those four files, and writes what Transformers'
-BartForConditionalGeneration and BartTokenizer load. Nothing is downloaded.
-"""
+"""Converts checkpoints from and to Hugging Face's format: `fairseq-el convert`."""
 
 import argparse
 import logging
 import shlex
-import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from fairseq_el import errors
 from fairseq_el.checkpoints import loading
 from fairseq_el.checkpoints.huggingface import HuggingFaceFolder, bart_to_huggingface
 from fairseq_el.checkpoints.huggingface.export import storable
@@ -79,25 +68,9 @@ def read_dictionary(folder: Path) -> Any:
 # --- command line --------------------------------------------------------------------------------
 
 
-def command_line() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="fairseq-el convert",
-        description="Convert BART, mBART and GPT-2 from Hugging Face folders to fairseq, and BART back.",
-    )
-    parser.add_argument("source", type=Path, help="folder to read")
-    parser.add_argument("output", type=Path, help="folder to write to")
-    parser.add_argument("--precision", choices=PRECISIONS, help="of the weights (default: as they are stored)")
-    parser.add_argument(
-        "--reverse",
-        action="store_true",
-        help="from a fairseq BART (its checkpoint, or a folder with model.pt) to a Hugging Face folder "
-        "(default: from a Hugging Face folder)",
-    )
-    return parser
-
-
-def run(args: argparse.Namespace) -> None:
-    """args: as `command_line` parses them."""
+def main(args: argparse.Namespace) -> None:
+    """args: of `options.convert`."""
+    logging.basicConfig(format="convert: warning: %(message)s", level="WARNING", force=True)
     print(f"converting {args.source} (a minute for the largest) ...", flush=True)
     direction = convert_back if args.reverse else convert
     path = direction(args.source, args.output, PRECISIONS.get(args.precision))
@@ -106,16 +79,8 @@ def run(args: argparse.Namespace) -> None:
         print(f"try: {command_to_try(path)}")
 
 
-def main() -> None:
-    args = command_line().parse_args()
-    logging.basicConfig(format="fairseq-el convert: warning: %(message)s", level="WARNING", force=True)
-    try:
-        run(args)
-    except (UserError, OSError) as error:
-        sys.exit(f"fairseq-el convert: error: {errors.explain(error) or error}")
-
-
 def command_to_try(path: Path) -> str:
+    path = path.resolve()
     folder = path.parent
     if not (folder / "encoder.json").exists():
         return shlex.join(["fairseq-el", "summarize", "--model", str(folder)])
@@ -126,7 +91,3 @@ def command_to_try(path: Path) -> str:
     else:
         words += ["--task", "language_modeling", "--beam", "1", "--max-new-tokens", "30"]
     return shlex.join(str(word) for word in words)
-
-
-if __name__ == "__main__":
-    main()

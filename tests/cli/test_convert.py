@@ -22,7 +22,8 @@ from omegaconf import OmegaConf
 from safetensors import safe_open
 
 from fairseq_el.checkpoints import loading
-from fairseq_el.cli.convert import convert, convert_back, main
+from fairseq_el.cli.convert import convert, convert_back
+from fairseq_el.cli.main import main
 from fairseq_el.errors import UserError
 from helpers import run_command
 from hf_models import (
@@ -517,8 +518,7 @@ def test_a_language_model_has_no_way_back(made, tmp_path):
 @pytest.mark.parametrize("name", ["bart", "gpt2"])
 def test_the_suggested_command_runs_on_the_folder(made, tmp_path, monkeypatch, capsys, name):
     output = tmp_path / "a folder"
-    monkeypatch.setattr(sys, "argv", ["fairseq-el convert", str(made(name).source), str(output)])
-    main()
+    main(["convert", str(made(name).source), str(output)])
     suggestion = capsys.readouterr().out.splitlines()[-1].removeprefix("try: ")
     generated = run_command(*shlex.split(suggestion), input="the cat\n")
     assert generated.returncode == 0, generated.stderr
@@ -538,9 +538,8 @@ def test_the_script_runs_from_anywhere_and_says_only_what_it_did(made, tmp_path)
 
 
 def test_a_mistake_on_the_command_line_is_answered_in_one_line(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["fairseq-el convert", str(tmp_path / "none"), str(tmp_path)])
     with pytest.raises(SystemExit) as ended:
-        main()
-    expected = f"fairseq-el convert: error: {tmp_path / 'none' / 'config.json'} does not exist: put the model's"
+        main(["convert", str(tmp_path / "none"), str(tmp_path)])
+    expected = f"convert: error: {tmp_path / 'none' / 'config.json'} does not exist: put the model's"
     assert str(ended.value).startswith(expected)
     assert "\n" not in str(ended.value)
