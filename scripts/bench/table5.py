@@ -1,6 +1,6 @@
-"""The exhibit `table5`: ROUGE of stock fairseq and of fairseq_el, with weights in single and in half precision.
+"""The experiment `table5`: ROUGE of stock fairseq and of fairseq_el, with weights in single and in half precision.
 
-Measured by `scripts/evaluate.py`, which runs `fairseq-generate`: on the demo's held-out texts, or with --path and
+Measured by `fairseq-el evaluate`, which runs `fairseq-generate`: on the demo's held-out texts, or with --path and
 --data on any model and data set that it takes.
 """
 
@@ -19,7 +19,7 @@ import torch
 
 from bench.driver import progress_bar
 from bench.environment import BUILD, ROOT
-from bench.exhibit import Exhibit, Loaded
+from bench.experiment import Experiment, Loaded
 from bench.generator import Record
 from bench.report import opening, table
 
@@ -41,7 +41,7 @@ PAPER = {
 
 @dataclass(frozen=True)
 class Settings:
-    path: str | None = None  # a folder that scripts/evaluate.py takes as --model; None for the demo
+    path: str | None = None  # a folder that fairseq-el evaluate takes as --model; None for the demo
     data: str | None = None
     preset: str = "demo"
     limit: int | None = None  # of the demo's texts
@@ -54,13 +54,13 @@ def measure(settings: Settings, repeats: int, logs: Path) -> tuple[Loaded, list[
     """Scores don't vary: one round, whatever `repeats`."""
     from fairseq_el.cli import evaluate
 
-    place = prepare(settings)
+    inputs = prepare(settings)
     records = []
     with progress_bar(len(ROWS)) as bar:
         for name, (title, attention, half) in ROWS.items():
             bar.set_description_str(title)
             build = logs / f"table5-{name}"
-            words = [*place, "--attention", attention, "--cpu", *(["--fp16"] if half else []),
+            words = [*inputs, "--attention", attention, "--cpu", *(["--fp16"] if half else []),
                      "--results", build.with_suffix(".jsonl"), "--build", build]  # fmt: skip
             records.append({"row": name} | evaluate_once(evaluate, [str(word) for word in words], build))
             bar.update(1)
@@ -89,7 +89,7 @@ def prepare(settings: Settings) -> list[Any]:
 
 
 def evaluate_once(evaluate: Any, words: list[str], build: Path) -> Record:
-    """The row that `scripts/evaluate.py` adds to its table, and the summaries."""
+    """The row that `fairseq-el evaluate` adds to its table, and the summaries."""
     from demo import CommandFailed
 
     shutil.rmtree(build, ignore_errors=True)
@@ -130,7 +130,7 @@ def render(results: dict[str, Any]) -> str:
         [
             *opening("Table 5: quality of the output", results),
             "### ROUGE\n\n"
-            f"{what}, `fairseq-generate` by `scripts/evaluate.py`, beam search, rouge-score with stemming. The paper's "
+            f"{what}, `fairseq-generate` by `fairseq-el evaluate`, beam search, rouge-score with stemming. The paper's "
             "numbers are of BART-large on CNN/DailyMail, another model and task: what compares is that rows are equal. "
             "fp16 weights: stock fairseq's `--fp16`, which computes in half precision, and ours, which on a CPU keeps "
             "weights in half precision and computes in single. `equal` counts the summaries that are stock "
@@ -171,4 +171,4 @@ def difference_sentence(rows: list[dict[str, Any]]) -> str:
     )
 
 
-EXHIBIT = Exhibit("table5", Settings(), QUICK, measure, figures, render)
+EXPERIMENT = Experiment("table5", Settings(), QUICK, measure, figures, render)
