@@ -41,7 +41,7 @@ PAPER = {
 
 @dataclass(frozen=True)
 class Settings:
-    path: str | None = None  # a folder that fairseq-el evaluate takes as --model; None for the demo
+    path: str | None = None  # a folder that `fairseq-el evaluate` takes as --model; None for the demo
     data: str | None = None
     preset: str = "demo"
     limit: int | None = None  # of the demo's texts
@@ -54,13 +54,13 @@ def measure(settings: Settings, repeats: int, logs: Path) -> tuple[Loaded, list[
     """Scores don't vary: one round, whatever `repeats`."""
     from fairseq_el.cli import evaluate
 
-    inputs = prepare(settings)
+    place = prepare(settings)
     records = []
     with progress_bar(len(ROWS)) as bar:
         for name, (title, attention, half) in ROWS.items():
             bar.set_description_str(title)
             build = logs / f"table5-{name}"
-            words = [*inputs, "--attention", attention, "--cpu", *(["--fp16"] if half else []),
+            words = [*place, "--attention", attention, "--cpu", *(["--fp16"] if half else []),
                      "--results", build.with_suffix(".jsonl"), "--build", build]  # fmt: skip
             records.append({"row": name} | evaluate_once(evaluate, [str(word) for word in words], build))
             bar.update(1)
