@@ -4,7 +4,7 @@
     python scripts/soak.py                     20,000 short texts, some minutes; writes docs/reliability.md
     python scripts/soak.py --texts 400 --batch-size 4
 
-The demo model summarises the same texts twice with `fairseq-el summarize`: once undisturbed, and once killed
+The demo model summarises the same texts twice with fairseq-el summarize: once undisturbed, and once killed
 (SIGKILL) again and again at random moments and started again with --resume, while allocations fail at random
 decoding steps. Among the texts are blank ones and such as make trouble elsewhere: NUL bytes, half characters,
 one word of thousands of letters. Both files must be the same, byte for byte.
@@ -52,7 +52,7 @@ def write_texts(path: Path, count: int) -> None:
 
 
 def run_worker(args: argparse.Namespace) -> None:
-    """Runs `fairseq-el summarize` in this process, with a model that fails at random, and logs its memory."""
+    """scripts/summarize.py in this process, with a model that fails at random and tells its memory."""
     from fairseq_el.cli import summarize
     from fairseq_el.jobs.summarizer import Summarizer
 
@@ -66,8 +66,7 @@ def run_worker(args: argparse.Namespace) -> None:
         return summarizer
 
     Summarizer.load = load_watched
-    resume = ["--resume"] if args.resume else []
-    sys.argv = ["fairseq-el summarize", *summarize_words(args), "--output", str(args.output), *resume]
+    sys.argv = ["summarize.py", *summarize_words(args), "--output", str(args.output), *["--resume"] * args.resume]
     summarize.main()
 
 

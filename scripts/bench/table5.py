@@ -1,6 +1,6 @@
 """The experiment `table5`: ROUGE of stock fairseq and of fairseq_el, with weights in single and in half precision.
 
-Measured by `fairseq-el evaluate`, which runs `fairseq-generate`: on the demo's held-out texts, or with --path and
+Measured by `scripts/evaluate.py`, which runs `fairseq-generate`: on the demo's held-out texts, or with --path and
 --data on any model and data set that it takes.
 """
 
@@ -89,7 +89,7 @@ def prepare(settings: Settings) -> list[Any]:
 
 
 def evaluate_once(evaluate: Any, words: list[str], build: Path) -> Record:
-    """The row that `fairseq-el evaluate` adds to its table, and the summaries."""
+    """The row that `scripts/evaluate.py` adds to its table, and the summaries."""
     from demo import CommandFailed
 
     shutil.rmtree(build, ignore_errors=True)
