@@ -9,8 +9,7 @@ The demo model summarises the same texts twice with fairseq-el summarize: once u
 decoding steps. Among the texts are blank ones and such as make trouble elsewhere: NUL bytes, half characters,
 one word of thousands of letters. Both files must be the same, byte for byte.
 
-Memory is that of the undisturbed process, after the first sixtieth of its batches and after the last: as the first
-minute of an hour.
+Memory is that of the undisturbed process, after the first sixtieth of its batches and after the last.
 """
 
 import argparse
@@ -39,14 +38,14 @@ def write_texts(path: Path, count: int) -> None:
     sources = (ROOT / "demo" / "test.source").read_text(encoding="utf-8").splitlines()
     numbers = random.Random(1)
     with path.open("w", encoding="utf-8") as file:
-        for place in range(count):
-            if place % 100 == 99:
-                text = ODD_TEXTS[place // 100 % len(ODD_TEXTS)]
+        for number in range(count):
+            if number % 100 == 99:
+                text = ODD_TEXTS[number // 100 % len(ODD_TEXTS)]
             else:
-                words = sources[place % len(sources)].split()
+                words = sources[number % len(sources)].split()
                 start = numbers.randrange(max(1, len(words) - 12))
-                text = f"{' '.join(words[start : start + 12])} version {place}"
-            file.write(json.dumps({"id": place, "text": text}) + "\n")
+                text = f"{' '.join(words[start : start + 12])} version {number}"
+            file.write(json.dumps({"id": number, "text": text}) + "\n")
 
 
 # ---- a process that summarises, with faults of its own

@@ -75,7 +75,7 @@ def cpu_name() -> str:
 
 def commit() -> str:
     """The commit of the source tree, marked where files differ from it; "unknown" outside a
-    repository. Pages don't count: the exhibits of one run write them in turn."""
+    repository. Pages don't count: the experiments of one run write them in turn."""
 
     def git(*words: str) -> str:
         return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True).stdout.strip()

@@ -1,4 +1,4 @@
-"""The exhibit `table5`: ROUGE of stock fairseq and of fairseq_el, with weights in single and in half precision.
+"""The experiment `table5`: ROUGE of stock fairseq and of fairseq_el, with weights in single and in half precision.
 
 Measured by `fairseq-el evaluate`, which runs `fairseq-generate`: on the demo's held-out texts, or with --path and
 --data on any model and data set that it takes.
@@ -19,7 +19,7 @@ import torch
 
 from bench.driver import progress_bar
 from bench.environment import BUILD, ROOT
-from bench.exhibit import Exhibit, Loaded
+from bench.experiment import Experiment, Loaded
 from bench.generator import Record
 from bench.report import opening, table
 
@@ -168,4 +168,4 @@ def difference_sentence(rows: list[dict[str, Any]]) -> str:
     )
 
 
-EXHIBIT = Exhibit("table5", Settings(), QUICK, measure, figures, render)
+EXPERIMENT = Experiment("table5", Settings(), QUICK, measure, figures, render)
