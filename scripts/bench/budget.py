@@ -1,6 +1,6 @@
 """The largest batch that fits a budget of memory for everything, weights included.
 
-What is kept of a sentence follows from `roofline.py`. What comes on top is measured: the process with its weights,
+What is kept of a sentence follows from `costs.py`. What comes on top is measured: the process with its weights,
 and the working memory of its encoder and of its steps.
 """
 
