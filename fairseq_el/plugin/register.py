@@ -55,19 +55,32 @@ def _register_models() -> None:
 
 
 def _register_tasks() -> None:
-    from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY, register_task
+    from fairseq.tasks import register_task
 
-    from fairseq_el.plugin import options, stock_cache_meter, tasks
+    from fairseq_el.plugin import stock_cache_meter, tasks
 
     register_task("el_translation", dataclass=tasks.ELTranslationConfig)(tasks.ELTranslationTask)
     register_task("el_language_modeling", dataclass=tasks.ELLanguageModelingConfig)(tasks.ELLanguageModelingTask)
     _stand_in_for("translation", tasks.ELTranslationTask, tasks.ELTranslationConfig)
     _stand_in_for("language_modeling", tasks.ELLanguageModelingTask, tasks.ELLanguageModelingConfig)
+    register_task("stock_cache_meter", dataclass=stock_cache_meter.MeteredConfig)(stock_cache_meter.MeteredTask)
+    accelerate_tasks()
+
+
+def accelerate_tasks() -> None:
+    """Has the names of all stock tasks stand for our subclasses of them.
+
+    For tasks of other modules that are imported after `fairseq_el`, such as `translation_moe` in fairseq's examples,
+    call it again.
+    """
+    from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY
+
+    from fairseq_el.plugin import options, stock_cache_meter, tasks
+
     for name, task in list(TASK_REGISTRY.items()):
-        if not issubclass(task, tasks.ELGeneration):
+        if not issubclass(task, tasks.ELGeneration | stock_cache_meter.MeteredTask):
             config = TASK_DATACLASS_REGISTRY.get(name)
             _stand_in_for(name, tasks.el_task(task), options.el_config(config) if config else None)
-    register_task("stock_cache_meter", dataclass=stock_cache_meter.MeteredConfig)(stock_cache_meter.MeteredTask)
 
 
 def _stand_in_for(name: str, task: type, config: type | None) -> None:
