@@ -19,9 +19,9 @@ from fairseq_el.checkpoints.huggingface.folder import HuggingFaceFolder
 VERSION_LINE = "#version: 0.2"  # the first of a file of merges
 
 
-def write_fairseq(folder: HuggingFaceFolder, cfg: Any, weights: dict[str, Tensor], output: Path) -> Path:
+def write_fairseq(folder: HuggingFaceFolder, weights: dict[str, Tensor], output: Path) -> Path:
     """The checkpoint last: without it the folder is not a model."""
-    symbols = folder.symbols  # before anything is written: may be refused
+    symbols, cfg = folder.symbols, folder.configuration()  # first, as they may be refused
     output.mkdir(parents=True, exist_ok=True)
     sides = [cfg.task.source_lang, cfg.task.target_lang] if folder.task == "translation" else []
     write_dictionaries(output, symbols, filter(None, sides))
