@@ -71,7 +71,8 @@ def describe_model(name: str) -> dict[str, Any]:
     """name: what `--model` takes."""
     path = ModelFiles.find(name).checkpoint
     state = load_state(path)
-    settings, weights = state["cfg"].model, state["model"]
+    settings = state["cfg"].model
+    weights = {name: weight for name, weight in state["model"].items() if not name.endswith(".version")}
     layers = [weight for name, weight in weights.items() if is_linear(name, weight)]
     return {
         "checkpoint": str(path),

@@ -8,15 +8,16 @@ from fairseq_el.plugin import log_filters
 
 @functools.cache
 def register() -> None:
-    """Makes the plugin known to fairseq and torch. The second call does nothing.
+    """Registers the plugin with fairseq and torch. The second call does nothing.
 
-    - models: the architectures `el_transformer`, `el_bart` and `el_transformer_lm`, with a twin of each stock one
+    - models: `el_transformer`, `el_bart` and `el_transformer_lm`, with an architecture for each stock one
     - tasks: `el_translation`, `el_language_modeling` and `stock_cache_meter`; the stock names `translation` and
-      `language_modeling` stand for ours, so that command lines stay as they are
+      `language_modeling` now mean ours, so that command lines need no change
     - the scorer `rouge`
-    - torch's list of safe globals: the classes in released checkpoints
-    - numpy, logging, warnings and `sys.excepthook`: names that fairseq 0.12 needs, no notices about fairseq's own
-      libraries, and one-line errors in fairseq's commands
+    - torch's safe globals: adds the classes in released checkpoints
+    - numpy: restores names that fairseq 0.12 uses
+    - logging and warnings: ignores messages of fairseq's libraries that users can't act on
+    - `sys.excepthook`: prints errors of fairseq's commands in one line
     """
     log_filters.silence_library_notices()
     with log_filters.no_import_notices():
@@ -62,12 +63,12 @@ def _register_tasks() -> None:
     register_task("el_translation", dataclass=tasks.ELTranslationConfig)(tasks.ELTranslationTask)
     register_task("el_language_modeling", dataclass=tasks.ELLanguageModelingConfig)(tasks.ELLanguageModelingTask)
     register_task("stock_cache_meter", dataclass=stock_cache_meter.MeteredConfig)(stock_cache_meter.MeteredTask)
-    _stand_in_for("translation", "el_translation")
-    _stand_in_for("language_modeling", "el_language_modeling")
+    _replace_task("translation", "el_translation")
+    _replace_task("language_modeling", "el_language_modeling")
 
 
-def _stand_in_for(stock_name: str, el_name: str) -> None:
-    """Lets a stock task's name stand for our subclass of it. The registries are fairseq's own; its classes stay."""
+def _replace_task(stock_name: str, el_name: str) -> None:
+    """Registers our subclass of a stock task under the stock name too. fairseq's class is not changed."""
     from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY
     from hydra.core.config_store import ConfigStore
 

@@ -53,7 +53,8 @@ def add_file_arguments(parser: argparse.ArgumentParser) -> None:
     add("--summary-field", metavar="NAME", default="summary", help="of JSON objects (default: summary)")
     add("--nbest", type=int, default=1, metavar="N", help='hypotheses per text; with more than one, JSON lines get the '
         'others as "alternatives" (default: 1)')  # fmt: skip
-    add("--reference", type=Path, metavar="FILE", help="one reference per line, to score the summaries with at the end (default: none)")
+    add("--reference", type=Path, metavar="FILE", help="one reference per line, to score the summaries with at the end "
+        "(default: none)")  # fmt: skip
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
