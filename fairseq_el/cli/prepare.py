@@ -195,7 +195,7 @@ def import_pyarrow():
         import pyarrow.parquet
     except ImportError as error:
         raise UserError(
-            "parquet and arrow files need the package pyarrow: pip install pyarrow==26.0.1"
+            "parquet and arrow files need the package pyarrow: pip install pyarrow"
         ) from error
     return pyarrow
 
@@ -314,7 +314,7 @@ def binarise(output: Path, dictionary: Path, counts: dict[str, int]) -> None:
         failed = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT).returncode != 0
     if failed:
         last = log.read_text(errors="replace").strip().splitlines()[-1:] or ["it said nothing"]
-        raise UserError(f"fairseq-preprocess failed: {last[0]} (all it said: {log})")
+        raise UserError(f"fairseq-preprocess failed: {last[0]} (all output: {log})")
     if whole.exists():
         shutil.rmtree(whole)
     growing.rename(whole)

@@ -1,4 +1,4 @@
-"""Text as pieces, and back."""
+"""Converts text to pieces and back."""
 
 from collections.abc import Sequence
 
@@ -6,11 +6,11 @@ from fairseq.data.encoders.gpt2_bpe import GPT2BPE
 
 from fairseq_el.text.vocabulary import Encoding
 
-CHARACTERS_PER_TOKEN = 8  # more than texts have
+CHARACTERS_PER_TOKEN = 8  # more than real texts have
 
 
 class Tokenizer:
-    """Text as pieces, and back."""
+    """Converts text to pieces and back."""
 
     def __init__(self, encoding: Encoding):
         self.encoding = encoding
@@ -25,8 +25,8 @@ class Tokenizer:
         """
         size = CHARACTERS_PER_TOKEN * longest
         while True:
-            part = text if len(text) <= size else text[:size].rsplit(maxsplit=1)[0]  # at the end of a word
-            if part is not text and len(part) < size // 2:  # after it come as many spaces, or a word as long
+            part = text if len(text) <= size else text[:size].rsplit(maxsplit=1)[0]  # split no word
+            if part is not text and len(part) < size // 2:  # a word or a run of spaces is that long
                 part = text[:size]
             pieces = self.encode(part)
             if len(pieces) > longest or part is text:
@@ -34,7 +34,7 @@ class Tokenizer:
             size *= 4
 
     def decode(self, pieces: Sequence[str]) -> str:
-        if isinstance(self.encoding, GPT2BPE):  # fails on entries that only pad the dictionary
+        if isinstance(self.encoding, GPT2BPE):  # it fails on the padding entries of a dictionary
             known = self.encoding.bpe.decoder
             pieces = [p for p in pieces if p in ("<unk>", "<mask>") or (p.isdecimal() and int(p) in known)]
         return self.encoding.decode(" ".join(pieces))

@@ -87,7 +87,7 @@ def test_the_parsers_know_what_the_modules_do():
     ("words", "message"),
     [
         (["sumarize"], r"fairseq-el: error: .*invalid choice: 'sumarize' \(choose from '?summarize"),
-        (["--beam", "2"], "fairseq-el: error: unrecognized arguments: --beam 2"),
+        (["--beam=2"], "fairseq-el: error: unrecognized arguments: --beam=2"),
         (["merge", "a", "--output", "b", "--best"], "merge: error: unrecognized arguments: --best"),
         (["summarize"], "summarize: error: the following arguments are required: --model, --preset"),
         (["summarize", "--model", "m", "--preset", "p", "--nbest", "0"], "--nbest 0 is out of range: at least 1"),
