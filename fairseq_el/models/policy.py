@@ -145,6 +145,25 @@ def measure_machine(device: torch.device, dtype: torch.dtype, beam: int = 4) -> 
     return Machine(flops, read, el_flops)
 
 
+def bytes_per_sentence(
+    shape: Shape,
+    layers: int,
+    output_length: int = 0,
+    form: str = "always",
+    copied: bool = False,
+    layers_with_states: int = 1,
+) -> int:
+    """The state of one sentence during generation.
+
+    form: `always` (H alone) or `never` (H, and K and V of all layers). The state of the beams counts for
+    `output_length` steps. A language model keeps states of its prompt for each of `layers_with_states`, not one H
+    for all.
+    """
+    one = Shape(1, shape.beam, shape.length, shape.heads, shape.width, shape.element_size)
+    source = layers_with_states * one.kept_states() + (layers * one.kept_key_values(copied) if form == "never" else 0)
+    return source + 2 * layers * shape.beam * output_length * shape.width * shape.element_size
+
+
 def largest_batch(
     shape: Shape,
     layers: int,
@@ -154,16 +173,8 @@ def largest_batch(
     copied: bool = False,
     layers_with_states: int = 1,
 ) -> int:
-    """The most sentences whose state during generation fits a budget in bytes; 0 if not even one does.
-
-    form: `always` (H alone) or `never` (H, and K and V of all layers). The state of the beams counts for
-    `output_length` steps. A language model keeps states of its prompt for each of `layers_with_states`, not one H
-    for all.
-    """
-    one = Shape(1, shape.beam, shape.length, shape.heads, shape.width, shape.element_size)
-    source = layers_with_states * one.kept_states() + (layers * one.kept_key_values(copied) if form == "never" else 0)
-    beams = 2 * layers * shape.beam * output_length * shape.width * shape.element_size
-    return budget // (source + beams)
+    """The most sentences whose state fits a budget in bytes; 0 if not even one does."""
+    return budget // bytes_per_sentence(shape, layers, output_length, form, copied, layers_with_states)
 
 
 @dataclass

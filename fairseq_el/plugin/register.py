@@ -3,7 +3,7 @@
 import functools
 
 from fairseq_el import errors, lazy_import
-from fairseq_el.plugin import log_filters
+from fairseq_el.plugin import log_filters, threads
 
 
 @functools.cache
@@ -14,10 +14,12 @@ def register() -> None:
     - tasks: `el_translation`, `el_language_modeling` and `stock_cache_meter`; the stock names `translation` and
       `language_modeling` stand for ours, so that command lines stay as they are
     - the scorer `rouge`
+    - the environment: GOMP_SPINCOUNT, unless it or OMP_WAIT_POLICY is set or torch was imported before
     - torch's list of safe globals: the classes in released checkpoints
     - numpy, logging, warnings and `sys.excepthook`: names that fairseq 0.12 needs, no notices about fairseq's own
       libraries, and one-line errors in fairseq's commands
     """
+    threads.limit_spinning()
     log_filters.silence_library_notices()
     with log_filters.no_import_notices():
         lazy_import.import_fairseq()

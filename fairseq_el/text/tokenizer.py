@@ -11,8 +11,10 @@ CHARACTERS_PER_TOKEN = 8  # more than texts have
 class Tokenizer:
     """Text as pieces, and back."""
 
-    def __init__(self, encoding: SentencepieceBPE | GPT2BPE):
+    def __init__(self, encoding: SentencepieceBPE | GPT2BPE, name: str = "the tokenizer"):
+        """name: for messages, such as the names of its files."""
         self.encoding = encoding
+        self.name = name
 
     def encode(self, text: str) -> list[str]:
         return self.encoding.encode(text).split()
@@ -31,6 +33,11 @@ class Tokenizer:
             if len(pieces) > longest or part is text:
                 return pieces[:longest], len(pieces) > longest
             size *= 4
+
+    def has_piece(self, piece: str) -> bool:
+        if isinstance(self.encoding, GPT2BPE):
+            return piece.isdecimal() and int(piece) in self.encoding.bpe.decoder
+        return not self.encoding.sp.IsUnknown(self.encoding.sp.PieceToId(piece))
 
     def decode(self, pieces: Sequence[str]) -> str:
         if isinstance(self.encoding, GPT2BPE):  # which fails on the entries that only fill a dictionary up
