@@ -63,7 +63,8 @@ class Batcher:
         return batches
 
     def is_mostly_unknown(self, source: Source) -> bool:
-        return 2 * source.tokens.count(self.dictionary.unk()) > len(source.tokens)
+        """Half is enough: SentencePiece makes a known `▁` and one unknown piece of a word in another script."""
+        return 2 * source.tokens.count(self.dictionary.unk()) >= max(len(source.tokens), 1)
 
     def check_known(self, sources: Iterable[Source]) -> None:
         """Raises a `UserError` if the tokenizer is not the one that the model was trained with.

@@ -220,6 +220,24 @@ def test_an_interrupted_run_says_how_to_go_on_and_overwrite_starts_again(
     assert read_lines(tmp_path / "out") == summaries
 
 
+def test_a_finished_output_is_complete_only_for_its_own_job(command, tmp_path, capsys, summaries):
+    words = job(tmp_path, TEXTS[:3], "--resume")
+    assert command(*words) is None and read_lines(tmp_path / "out") == summaries[:3]  # there was nothing to resume
+    assert command(*words) is None
+    assert "out is complete: nothing to resume" in capsys.readouterr().err
+    assert re.search("out is of a run with another set of options: .*--overwrite", command(*words, "--max-len-b", 3))
+    write_lines(tmp_path / "in", TEXTS[:2])
+    assert "out is of a run with another input" in command(*words)
+    write_lines(tmp_path / "in", TEXTS[:3])
+    write_lines(tmp_path / "out", ["edited", *summaries[1:3]])
+    assert "out was changed after it was written" in command(*words)
+    (tmp_path / "out.job").unlink()
+    assert "out exists without a journal and without out.job, so --resume can't tell" in command(*words)
+    assert read_lines(tmp_path / "out")[0] == "edited"
+    (tmp_path / "out").unlink()
+    assert command(*words) is None and read_lines(tmp_path / "out") == summaries[:3]
+
+
 @pytest.mark.parametrize("batches", [1, 4, 5, 9])  # in and between windows of 4 batches and a rest
 def test_large_files_are_read_and_resumed_in_windows(command, tmp_path, summaries, monkeypatch, batches):
     words = job(tmp_path, TEXTS, "--batch-size", 2, "--window", 7)
@@ -394,6 +412,41 @@ def test_mistakes_are_one_line(command, tmp_path, words, message):
     said = command(*job(tmp_path, TEXTS[:1], *(word.replace("{tmp}", str(tmp_path)) for word in words)))
     assert re.match(f"summarize: error: .*{message}", said) and "\n" not in said
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
+def test_a_tokenizer_of_another_model_is_refused(command, tmp_path, greedy):
+    write_gpt2_encoding(tmp_path / "bpe")
+    said = command(*job(tmp_path, TEXTS[:1]), "--bpe-dir", tmp_path / "bpe")
+    assert re.match(r"summarize: error: \S+encoder.json and \S+vocab.bpe does not belong to the model: \d+% of", said)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bpe", "in"]
+    with pytest.raises(UserError, match="does not belong to the model"):
+        Summarizer.load("demo", bpe_dir=tmp_path / "bpe")([TEXTS[0]])
+
+
+def test_a_text_in_another_script_is_only_a_warning(command, tmp_path, capsys, caplog, greedy):
+    texts = ["你好世界这是一个测试", TEXTS[0]]
+    assert len(greedy(texts)) == 2 and "mostly of pieces that the model does not know" in caplog.text
+    for number, given in enumerate((texts[:1], texts)):
+        assert command(*job(tmp_path, given), "--overwrite") is None
+        assert f"1 of {number + 1} text" in (said := capsys.readouterr().err) and "another script" in said
+
+
+def test_a_memory_budget_too_small_for_one_text_says_what_is_needed(command, tmp_path):
+    said = command(*job(tmp_path, TEXTS[:1]), "--el-memory-budget", "1K")
+    assert said.startswith("summarize: error: el_memory_budget 1K can't hold the state of one text, which takes ")
+    least = int(re.search(r"set at least (\d+)K", said)[1])
+    assert "can't hold" in command(*job(tmp_path, TEXTS[:1]), "--el-memory-budget", f"{least - 1}K")
+    for enough in (f"{least}K", "0"):
+        assert command(*job(tmp_path, TEXTS[:1]), "--el-memory-budget", enough, "--overwrite") is None
+
+
+def test_threads_can_be_set(command, tmp_path):
+    before = torch.get_num_threads()
+    try:
+        assert command(*job(tmp_path, TEXTS[:1]), "--threads", 3) is None
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_a_damaged_checkpoint_is_one_line(command, tmp_path):

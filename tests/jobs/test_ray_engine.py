@@ -39,7 +39,8 @@ LONG = 11  # the index of the text for which the model computes NaN
 LINES = [TEXTS[n % len(TEXTS)][: 40 + 2 * n] for n in range(48)]
 LINES[3] = LINES[30] = ""
 LINES[LONG] = " ".join(TEXTS)
-OPTIONS = ["--preset", "demo", "--el-attention", "always", "--window", WINDOW, "--batch-size", 2, "--on-error", "skip"]
+OPTIONS = ["--preset", "demo", "--el-attention", "always", "--window", WINDOW, "--batch-size", 2, "--on-error", "skip",
+    "--nbest", 2]  # fmt: skip
 TOKEN = secrets.token_hex(32)  # with which drivers come to the cluster of these tests, and no one else
 
 
@@ -69,8 +70,9 @@ def words_of(folder: Path, output: str, *options) -> list:
 def check_same(folder: Path, output: str) -> None:
     found = (folder / output).read_bytes()
     assert found == (folder / "alone.jsonl").read_bytes()
-    summaries = [json.loads(line)["summary"] for line in found.splitlines()]
-    assert [n for n, summary in enumerate(summaries) if not summary] == [3, LONG, 30]
+    records = [json.loads(line) for line in found.splitlines()]
+    assert [n for n, record in enumerate(records) if not record["summary"]] == [3, LONG, 30]
+    assert all(record["score"] < 0 and len(record["alternatives"]) == 1 for record in records if record["summary"])
     assert not (folder / f"{output}.journal").exists()
 
 
@@ -238,7 +240,7 @@ class Pipeline:
     def __init__(self, folder: Path, attempts: int = 1):
         self.texts = Texts(str(folder / "in.jsonl"), True, None)
         files = ModelFiles.find(folder / "model")
-        preset = summarize.presets.load("demo", "beam").changed(el_attention="always", batch_size=2)
+        preset = summarize.presets.load("demo", "beam").changed(el_attention="always", batch_size=2, nbest=2)
         options = {"preset": preset, "stock": False, "fp16": False, "cpu": False, "seed": 1}
         self.job = engine.Job(self.texts, WINDOW, Shard(), Finished(None, WINDOW), files, options)
         self.summarizer = Summarizer.load(**self.job.loading())
