@@ -20,7 +20,7 @@ from fairseq.data.encoders.gpt2_bpe_utils import Encoder, get_encoder
 from tqdm import tqdm
 
 from fairseq_el.errors import UserError
-from fairseq_el.jobs.journal import WholeFile
+from fairseq_el.jobs.atomic_file import AtomicFile
 from fairseq_el.text.rouge import available_cores
 from fairseq_el.text.sentences import one_line, read_lines, split_sentences
 
@@ -222,7 +222,7 @@ def write_text(pairs: Iterable[Pair], prefix: Path, with_sentences: bool) -> int
     with contextlib.ExitStack() as stack:
 
         def create(side: str) -> BinaryIO:
-            return stack.enter_context(WholeFile(prefix.with_suffix(f".{side}"))).file
+            return stack.enter_context(AtomicFile(prefix.with_suffix(f".{side}"))).file
 
         source, target = create("source"), create("target")
         references = create("references") if with_sentences else None
@@ -275,7 +275,7 @@ def encode_file(pool: Pool, bpe: Path, text: Path, encoded: Path, total: int) ->
     """Encodes a file in all processes; line by line the output belongs to the input."""
     encoded.parent.mkdir(parents=True, exist_ok=True)
     with (
-        WholeFile(encoded) as whole,
+        AtomicFile(encoded) as whole,
         tqdm(total=total, desc=f"encoding {text.name}", unit=" lines", mininterval=1) as bar,
     ):
         groups = in_groups(read_lines(text), LINES_PER_CALL)

@@ -3,7 +3,7 @@
 import functools
 
 from fairseq_el import errors, lazy_import
-from fairseq_el.plugin import log_filters
+from fairseq_el.plugin import log_filters, threads
 
 
 @functools.cache
@@ -14,11 +14,13 @@ def register() -> None:
     - tasks: `el_translation`, `el_language_modeling` and `stock_cache_meter`; the names of all stock tasks now mean
       our subclasses of them, so that command lines need no change
     - the scorer `rouge`
+    - the environment: GOMP_SPINCOUNT, unless it or OMP_WAIT_POLICY is set or torch was imported before
     - torch's safe globals: adds the classes in released checkpoints
     - numpy: restores names that fairseq 0.12 uses
     - logging and warnings: ignores messages of fairseq's libraries that users can't act on
     - `sys.excepthook`: prints errors of fairseq's commands in one line
     """
+    threads.limit_spinning()
     log_filters.silence_library_notices()
     with log_filters.no_import_notices():
         lazy_import.import_fairseq()

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from fairseq.data.encoders.gpt2_bpe import GPT2BPE
 
-from fairseq_el.text.vocabulary import Encoding
+from fairseq_el.text.vocabulary import Encoding, TokenizersEncoding
 
 CHARACTERS_PER_TOKEN = 8  # more than real texts have
 
@@ -12,8 +12,10 @@ CHARACTERS_PER_TOKEN = 8  # more than real texts have
 class Tokenizer:
     """Converts text to pieces and back."""
 
-    def __init__(self, encoding: Encoding):
+    def __init__(self, encoding: Encoding, name: str = "the tokenizer"):
+        """name: for messages, such as the names of its files."""
         self.encoding = encoding
+        self.name = name
 
     def encode(self, text: str) -> list[str]:
         return self.encoding.encode(text).split()
@@ -32,6 +34,13 @@ class Tokenizer:
             if len(pieces) > longest or part is text:
                 return pieces[:longest], len(pieces) > longest
             size *= 4
+
+    def has_piece(self, piece: str) -> bool:
+        if isinstance(self.encoding, GPT2BPE):
+            return piece.isdecimal() and int(piece) in self.encoding.bpe.decoder
+        if isinstance(self.encoding, TokenizersEncoding):
+            return self.encoding.tokenizer.token_to_id(piece) is not None
+        return not self.encoding.sp.IsUnknown(self.encoding.sp.PieceToId(piece))
 
     def decode(self, pieces: Sequence[str]) -> str:
         if isinstance(self.encoding, GPT2BPE):  # it fails on the padding entries of a dictionary

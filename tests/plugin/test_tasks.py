@@ -10,6 +10,10 @@ from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY
 from fairseq.tasks.translation_from_pretrained_bart import TranslationFromPretrainedBARTTask
 from fairseq.tasks.translation_from_pretrained_xlm import TranslationFromPretrainedXLMTask
 
+from fairseq_el.generation.generator import ELSequenceGenerator
+from fairseq_el.plugin.compatibility import MaskedLMDictionaries
+from fairseq_el.plugin.register import accelerate_tasks
+from fairseq_el.plugin.tasks import ELGeneration
 from families import (
     FAMILIES,
     SENTENCES,
@@ -21,10 +25,6 @@ from families import (
     task_words,
     write_data,
 )
-from fairseq_el.generation.generator import ELSequenceGenerator
-from fairseq_el.plugin.compatibility import MaskedLMDictionaries
-from fairseq_el.plugin.register import accelerate_tasks
-from fairseq_el.plugin.tasks import ELGeneration
 
 SEARCH = ["--beam", 3, "--nbest", 2, "--max-len-b", 10, "--batch-size", 5, "--cpu", "--no-progress-bar"]
 accelerate_tasks()
