@@ -43,7 +43,7 @@ def preset_changes(args: argparse.Namespace, words: list[str]) -> dict[str, str]
 
 
 def further_options(words: list[str]) -> dict[str, str]:
-    """`--beam 2 --lenpen=1.5 --el-block-ngrams` by the names in presets; an option without a value is true."""
+    """`--beam 2 --lenpen=1.5 --el-stock-ngrams` by the names in presets; an option without a value is true."""
     options = {}
     while words:
         word, *words = words
