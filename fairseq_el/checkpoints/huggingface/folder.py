@@ -128,13 +128,13 @@ class HuggingFaceFolder:
             sides = {"source_lang": "source", "target_lang": "target"}
             return {**sides, "source_format": "<s> {text} </s>", "target_start": start}
         tokenizer = self._read_if_present("tokenizer_config.json")
-        start = self._symbol(config.get("decoder_start_token_id"))
-        targets = map(self._language, (forced, start, f"[{tokenizer.get('tgt_lang')}]"))
+        first = self._symbol(config.get("decoder_start_token_id"))
+        targets = map(self._language, (forced, first, f"[{tokenizer.get('tgt_lang')}]"))
         languages = {
             "source_lang": self._language(f"[{tokenizer.get('src_lang')}]"),
             "target_lang": next(filter(None, targets), None),
         }
-        starts_with_end = start == "</s>"
+        starts_with_end = first == "</s>"
         is_mbart50 = str(tokenizer.get("tokenizer_class", "MBart50" if starts_with_end else "")).startswith("MBart50")
         return {
             **languages,
