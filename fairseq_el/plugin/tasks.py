@@ -289,4 +289,4 @@ def generate_with_el(task: FairseqTask) -> None:
     """Makes one task object, in place, build `ELSequenceGenerator`s from now on."""
     if not isinstance(task, ELGeneration):
         stock: type[FairseqTask] = type(task)
-        task.__class__ = el_task(stock)  # type: ignore[arg-type]  (mypy takes a class for unhashable)
+        task.__class__ = el_task(stock)  # type: ignore[arg-type]
