@@ -201,7 +201,7 @@ def row_of(
     return {
         "preset": preset.name,
         "search": preset.variant,
-        "attention": "stock" if args.stock else str(preset.options.get("el_attention", "auto")),
+        "attention": attention_of(args, preset),
         "fp16": args.fp16,
         "sentences": len(output.hypotheses),
         "scores": scores,
@@ -324,7 +324,8 @@ def run(args: argparse.Namespace) -> None:
     files = ModelFiles.find(args.model, args.bpe_dir)
     preset = presets.load(args.preset or default_preset(files), args.search).changed(**args.changes)
     table = args.results_path / "results.jsonl"
-    folder = (args.results_path / "-".join([preset.name, preset.variant, form_of(args, preset)])).resolve()
+    name = "-".join([preset.name, preset.variant, attention_of(args, preset)] + ["fp16"] * args.fp16)
+    folder = (args.results_path / name).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     check_results(table)
     if args.stock:
@@ -345,10 +346,8 @@ def run(args: argparse.Namespace) -> None:
     print_table(read_results(table))
 
 
-def form_of(args: argparse.Namespace, preset: Preset) -> str:
-    """The form of attention, and the precision where it is not the checkpoint's."""
-    attention = "stock" if args.stock else str(preset.options.get("el_attention", "auto"))
-    return f"{attention}-fp16" if args.fp16 else attention
+def attention_of(args: argparse.Namespace, preset: Preset) -> str:
+    return "stock" if args.stock else str(preset.options.get("el_attention", "auto"))
 
 
 def main(args: argparse.Namespace) -> None:
