@@ -57,7 +57,7 @@ def test_a_file_that_is_not_finished_leaves_the_old_one(tmp_path):
     assert (tmp_path / "out").read_text() == "new" and names(tmp_path) == ["out"]
 
 
-@pytest.mark.parametrize("write", [AtomicFile, maker.whole], ids=["package", "make_checkpoint"])
+@pytest.mark.parametrize("write", [AtomicFile, maker.atomic_file], ids=["package", "make_checkpoint"])
 def test_a_file_that_does_not_fit_is_not_there(tmp_path, write):
     """/dev/full has no room for anything, as a disk that is full."""
     (tmp_path / "out.tmp").symlink_to("/dev/full")
@@ -71,7 +71,7 @@ def test_a_checkpoint_that_does_not_fit_is_an_error_of_the_system(tmp_path, is_z
     """torch has errors of its own for that."""
     (tmp_path / "model.pt.tmp").symlink_to("/dev/full")
     refused = pytest.raises(OSError, match="model.pt can't be written|No space left")
-    with refused, maker.whole(tmp_path / "model.pt") as file:
+    with refused, maker.atomic_file(tmp_path / "model.pt") as file:
         torch.save({"a": torch.zeros(100_000)}, file, _use_new_zipfile_serialization=is_zip)
     assert names(tmp_path) == []
 

@@ -124,9 +124,8 @@ class HuggingFaceFolder:
         config = self.config | self._read_if_present("generation_config.json")
         forced = self._symbol(config.get("forced_bos_token_id"))
         if self.kind == "bart":
-            start = f"</s> {forced or ''}".strip()
             sides = {"source_lang": "source", "target_lang": "target"}
-            return {**sides, "source_format": "<s> {text} </s>", "target_start": start}
+            return {**sides, "source_format": "<s> {text} </s>", "target_start": f"</s> {forced}" if forced else "</s>"}
         tokenizer = self._read_if_present("tokenizer_config.json")
         first = self._symbol(config.get("decoder_start_token_id"))
         targets = map(self._language, (forced, first, f"[{tokenizer.get('tgt_lang')}]"))

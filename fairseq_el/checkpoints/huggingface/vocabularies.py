@@ -54,8 +54,8 @@ def bart_symbols(vocabulary: dict[str, int], merges: Iterable[tuple[str, str]], 
     unmade = [piece for piece in vocabulary if piece not in encoder and not NO_PIECE.fullmatch(piece)]
     if unmade:
         raise UserError(
-            f"the merges do not make {len(unmade):,} tokens of the vocabulary, such as {min(unmade)[:20]!r}: get the two "
-            "files again that belong together"
+            f"the merges do not make {len(unmade):,} tokens of the vocabulary, such as {min(unmade)[:20]!r}: get the "
+            "two files again that belong together"
         )
     return [str(encoder.get(piece, piece)) for piece in named_rows(vocabulary, rows)]
 
