@@ -28,7 +28,7 @@ also depend on how fast the machine is found to be and how long its summaries ha
 scores may then differ by rounding (about 1e-6), and a summary where two candidates are as close as that.
 
 Further options are those of fairseq-generate that a preset can have, each with a value: --beam 2,
---lenpen 1.5, --el-attention always, --el-block-ngrams false.
+--lenpen 1.5, --el-attention always, --el-stock-ngrams.
 """
 
 import argparse
@@ -352,7 +352,7 @@ def changes_of(args: argparse.Namespace, words: list[str]) -> dict[str, str]:
 
 
 def further_options(words: list[str]) -> dict[str, str]:
-    """`--beam 2 --lenpen=1.5 --el-block-ngrams` by the names in presets; without a value, one is true."""
+    """`--beam 2 --lenpen=1.5 --el-stock-ngrams` by the names in presets; without a value, one is true."""
     options = {}
     while words:
         word, *words = words

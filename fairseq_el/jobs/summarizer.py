@@ -149,10 +149,10 @@ class Summarizer(SourceReader):
             if message is None or isinstance(error, UserError):
                 raise
             raise UserError(message) from error
-        if stock and preset.options.get("el_block_ngrams"):
+        if stock and preset.options.get("no_repeat_ngram_size"):
             logger.warning(
                 "stock fairseq ignores no_repeat_ngram_size without its CUDA extension; to compare token for "
-                "token, run fairseq_el without el_block_ngrams"
+                "token, run fairseq_el with el_stock_ngrams"
             )
         return summarizer
 

@@ -1,6 +1,7 @@
 """EL forms of fairseq's models: `el_<architecture>` for each stock one, and `to_el_form` for loaded models."""
 
 from contextlib import nullcontext
+from typing import Any
 
 from fairseq.models import BaseFairseqModel, FairseqMultiModel
 from fairseq.models.bart import BARTModel
@@ -80,7 +81,7 @@ def has_el_form(model: BaseFairseqModel) -> bool:
     encoder-decoder attention in all layers or, in a language model, in none."""
     if isinstance(model, FairseqMultiModel):
         return all(map(has_el_form, model.models.values()))
-    decoder = getattr(model, "decoder", None)
+    decoder: Any = getattr(model, "decoder", None)
     if isinstance(model, FairseqNATModel) or not runs_as_stock(decoder):
         return False
     attends = [getattr(layer, "encoder_attn", None) is not None for layer in decoder.layers]

@@ -475,7 +475,7 @@ def test_bart_reads_gpt2s_encoding_from_its_folder_or_another(command, tmp_path)
     model = ["--model", tmp_path / "bart", "--preset", "xsum", "--search", "beam"]
     words = job(tmp_path, ["", *ARTICLES[1:]], *model, "--beam", 2, "--max-len-b", 30)
     assert "encoder.json" in command(*words)
-    words += ["--bpe", tmp_path / "bpe", "--el-block-ngrams", "false"]
+    words += ["--bpe", tmp_path / "bpe", "--el-stock-ngrams"]
     assert command(*words) is None
     assert command(*words, "--output", tmp_path / "stock", "--attention", "stock") is None
     assert (tmp_path / "out").read_bytes() == (tmp_path / "stock").read_bytes()

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairseq_el.generation.search import LogitBeamSearch, NGramBlock
+from helpers import assert_same_hypotheses
 
 DICTIONARY = Dictionary()
 
@@ -58,7 +59,7 @@ def test_ngrams_are_blocked_as_stock_blocks_them_when_it_sees_no_padding(size, l
 
 
 def test_no_ngram_is_repeated_when_asked(el):
-    """Long outputs repeat themselves; with the option, none does."""
+    """Long outputs repeat themselves. With `--no-repeat-ngram-size`, none does, also on a CPU."""
 
     def repeats(hypotheses) -> int:
         count = 0
@@ -70,15 +71,12 @@ def test_no_ngram_is_repeated_when_asked(el):
 
     search = {"beam": 2, "min_len": 20, "max_len_b": 24, "no_repeat_ngram_size": 2, "longest": 70, "batch_size": 8}
     assert repeats(el().generate(**search)) == 0
-    assert repeats(el().generate(**search)) > 0
+    assert repeats(el(el_stock_ngrams=True).generate(**search)) > 0
 
 
-def test_without_the_option_ngrams_are_left_alone_as_in_stock(stock, el, caplog):
-    from conftest import assert_same_hypotheses
-
+def test_stock_fairseq_leaves_ngrams_alone_on_a_cpu_and_so_do_we_when_asked(stock, el):
     search = {"beam": 2, "min_len": 20, "max_len_b": 24, "no_repeat_ngram_size": 2, "longest": 70, "batch_size": 8}
-    assert_same_hypotheses(el().generate(**search), stock().generate(**search))
-    assert "--el-block-ngrams" in caplog.text
+    assert_same_hypotheses(el(el_stock_ngrams=True).generate(**search), stock().generate(**search))
 
 
 @pytest.mark.parametrize("beam", [1, 3])

@@ -51,7 +51,7 @@ def test_gpt2_samples_as_in_its_paper():
 @pytest.mark.parametrize("name", presets.names())
 def test_blocked_ngrams_are_blocked_on_every_machine_and_no_sentence_is_left_out(name):
     values = presets.load(name).options
-    assert values.get("el_block_ngrams", False) == ("no_repeat_ngram_size" in values)
+    assert "el_stock_ngrams" not in values
     assert name == "demo" or values["required_batch_size_multiple"] == 1
 
 
@@ -92,7 +92,7 @@ def test_a_generator_is_built_from_a_preset(el):
 
 def test_options_of_the_task_go_to_the_task():
     assert presets.load("cnndm").task() == {
-        "el_block_ngrams": True, "max_source_positions": 1024, "truncate_source": True,
+        "max_source_positions": 1024, "truncate_source": True,
     }  # fmt: skip
     assert not set(presets.load("cnndm").task()) & set(vars(presets.load("cnndm").generation()))
 
@@ -106,10 +106,10 @@ def test_the_demo_searches_as_its_preset_says():
 
 
 def test_options_can_be_changed_and_left_out():
-    preset = presets.load("cnndm").changed(beam=2, el_block_ngrams=None, rouge_lsum=None)
+    preset = presets.load("cnndm").changed(beam=2, truncate_source=None, rouge_lsum=None)
     assert preset.options["beam"] == 2
-    assert not {"--el-block-ngrams", "--rouge-lsum"} & set(preset.arguments())
-    assert "--el-block-ngrams" in presets.load("cnndm").arguments()
+    assert not {"--truncate-source", "--rouge-lsum"} & set(preset.arguments())
+    assert "--truncate-source" in presets.load("cnndm").arguments()
     with pytest.raises(UserError, match="no option 'beem'; did you mean beam"):
         preset.changed(beem=3)
 
