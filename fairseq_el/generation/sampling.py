@@ -7,13 +7,11 @@ import torch
 from fairseq.data import Dictionary
 from fairseq.search import Sampling
 
-RANDOM_NUMBERS = threading.Lock()
-"""torch has one source of them for all threads."""
+RANDOM_NUMBERS = threading.Lock()  # torch has one global generator for all threads
 
 
 class TextSampling(Sampling):
-    """Sampling whose random numbers follow from the seed and the tokens so far, and so don't depend on what
-    else is in the batch: a prompt is continued alike at every call."""
+    """Sampling seeded by the tokens generated so far and `seed`, so that a text gets the same samples in any batch."""
 
     def __init__(self, dictionary: Dictionary, stock: Sampling, seed: int):
         super().__init__(dictionary, stock.sampling_topk, stock.sampling_topp)
