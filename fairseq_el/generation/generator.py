@@ -270,9 +270,10 @@ class ELSequenceGenerator(SequenceGenerator):
         return min(int(self.max_len_a * source_length + self.max_len_b), self.max_len - 1)
 
     def _rows_that_fit(self, b: int, n: int) -> list[slice]:
-        """The batch in parts whose state fits the memory budget even without K and V."""
+        """The batch in parts whose state fits the memory budget even without K and V. Never split with
+        --match-source-len, which lets all sentences run to the length of the batch's longest."""
         fits = b
-        if self.decision.budget:
+        if self.decision.budget and not self.match_source_len:
             model = self.model.single_model
             shape = attention_shape(model, 1, self.beam_size, n)
             layers, length = len(model.decoder.layers), self.model.longest_output

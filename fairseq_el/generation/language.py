@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 import torch
 from fairseq.models import BaseFairseqModel
-from fairseq.search import BeamSearch
+from fairseq.search import BeamSearch, LexicallyConstrainedBeamSearch
 from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor
 
@@ -138,7 +138,7 @@ class PromptedEnsemble(ELEnsemble):
             )
             for model in self.models
         ]  # fmt: skip
-        with self.profile.time("prompt"):
+        with self.profile.time("prompt"), torch.random.fork_rng(devices=[]):  # see `replay`
             scores = [
                 self._read_with(model, memory, seen, prompts, temperature if scoring else None)
                 for model, memory in zip(self.models, self.memories)
@@ -205,6 +205,8 @@ class PromptedEnsemble(ELEnsemble):
 
     def replay(self, step: int) -> Tensor:
         """What the search is forced to choose: log-probabilities [b * x, vocabulary] of one token a row."""
+        for model in self.models:
+            next(iter(model.decoder.layers))  # which draws random numbers if there is layerdrop, as stock does here
         vocabulary = len(self.single_model.decoder.dictionary)
         tokens = self.replayed.tokens[:, step].repeat_interleave(self.beam_size)
         scores = self.replayed.scores[:, step].repeat_interleave(self.beam_size)
@@ -267,6 +269,8 @@ class ELLanguageGenerator(ELSequenceGenerator):
         self.score_prompts = score_prompts
         self.truncate_prompt = truncate_prompt
         self.model.eos = self.eos
+        if self.match_source_len or isinstance(self.search, LexicallyConstrainedBeamSearch):
+            self.model.accelerated = False  # these count from the beginning of the text: they run as in stock
 
     def ngram_block(self, size: int) -> NGramBlock:
         return PromptedNGramBlock(size, bounds=lambda: self.model.bounds)

@@ -52,7 +52,8 @@ def attend_with_expanded(
     queries: [b, rows, d], expanded; states: [b, n, d]; returns [b, rows, d] and weights [b, rows, n]. With the span of
     each sentence, [b] each, our kernel may do it, which has no weights to return and overwrites the queries.
     """
-    if span is not None and ops.serves_states(queries):
+    fits = queries.size(-1) == states.size(-1)  # else torch says what is wrong
+    if span is not None and fits and ops.serves_states(queries):
         return ops.attend_states_(queries, states, span), None
     scores = torch.bmm(queries, states.transpose(1, 2))
     weights = softmax_over_source(scores, padding_mask)
@@ -233,7 +234,7 @@ class HistoryAttention(MultiheadAttention):
             used = history.used
             slots = keys[:, :, :used], values[:, :, :used], hidden[:, :, :used]
             context = self.attend_to_slots(q, *slots, prompt)
-        return self.out_proj(context.view(t, rows, d)), None
+        return self.out_proj(context.reshape(t, rows, d)), None
 
     def project(self, x: Tensor) -> list[Tensor]:
         return project_together(x, self.q_proj, self.k_proj, self.v_proj)

@@ -27,7 +27,7 @@ from fairseq_el.checkpoints.validation import check_weights
 from fairseq_el.errors import UserError
 from fairseq_el.kernels.linear import pack
 from fairseq_el.models.attention import ELAttention, HistoryAttention, PromptAttention
-from fairseq_el.models.encoder import ELEncoder, FusedSelfAttention
+from fairseq_el.models.encoder import ELEncoder, FusedSelfAttention, all_layers
 from fairseq_el.models.positions import LearnedAfterPrompt, SinusoidalAfterPrompt
 
 PREFIX = "el_"
@@ -84,10 +84,11 @@ def has_el_form(model: BaseFairseqModel) -> bool:
     decoder: Any = getattr(model, "decoder", None)
     if isinstance(model, FairseqNATModel) or not runs_as_stock(decoder):
         return False
-    attends = [getattr(layer, "encoder_attn", None) is not None for layer in decoder.layers]
+    layers = all_layers(decoder.layers)
+    attends = [getattr(layer, "encoder_attn", None) is not None for layer in layers]
     if hasattr(model, "encoder"):
         return all(attends)
-    return not any(attends) and all(reads_prompts(layer.self_attn) for layer in decoder.layers)
+    return not any(attends) and all(reads_prompts(layer.self_attn) for layer in layers)
 
 
 def runs_as_stock(decoder: object) -> bool:
@@ -158,14 +159,14 @@ def specialise_encoder(encoder: nn.Module) -> None:
 
 
 def specialise_decoder(decoder: TransformerDecoderBase) -> None:
-    for layer in decoder.layers:
+    for layer in all_layers(decoder.layers):
         layer.encoder_attn.beam_size = 1
         specialise(layer.encoder_attn, ELAttention)
         specialise(layer.self_attn, HistoryAttention)
 
 
 def specialise_language_model(decoder: TransformerDecoderBase) -> None:
-    for layer in decoder.layers:
+    for layer in all_layers(decoder.layers):
         specialise(layer.self_attn, PromptAttention)
     for stock, subclass in (
         (LearnedPositionalEmbedding, LearnedAfterPrompt),

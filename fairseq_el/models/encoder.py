@@ -1,12 +1,13 @@
 """The encoder at inference: fused attention, ours or torch's, and no work on padding."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from fairseq.models.transformer import TransformerEncoderBase
 from fairseq.modules import MultiheadAttention
-from torch import Tensor
+from torch import Tensor, nn
 
 from fairseq_el.kernels import ops
 from fairseq_el.kernels.linear import project_side_by_side, project_together
@@ -97,8 +98,9 @@ class ELEncoder(TransformerEncoderBase):
             )
         x, embedding = self.forward_embedding(src_tokens, token_embeddings)  # [b, n, d]
         states = x.new_zeros(x.shape)
+        layers = list(self.layers)  # once, as in stock: see `all_layers`
         for rows in groups(lengths.tolist()):
-            states[rows][real[rows]] = self.encode_joined(x[rows][real[rows]], lengths[rows].tolist())
+            states[rows][real[rows]] = self.encode_joined(layers, x[rows][real[rows]], lengths[rows].tolist())
         return {
             "encoder_out": [states.transpose(0, 1)],  # [n, b, d]
             "encoder_padding_mask": [~real],
@@ -109,11 +111,11 @@ class ELEncoder(TransformerEncoderBase):
             "src_lengths": [lengths.to(torch.int32).reshape(-1, 1)],
         }
 
-    def encode_joined(self, x: Tensor, lengths: list[int]) -> Tensor:
+    def encode_joined(self, layers: list[nn.Module], x: Tensor, lengths: list[int]) -> Tensor:
         """x: [tokens of all sentences, d]"""
         x = x.unsqueeze(1)
         sentences = Joined(lengths)
-        for layer in self.layers:
+        for layer in layers:
             x = layer(x, encoder_padding_mask=sentences)
             x = x[0] if isinstance(x, tuple) else x
         if self.layer_norm is not None:
@@ -125,11 +127,18 @@ class ELEncoder(TransformerEncoderBase):
         GPU launches would cost more."""
         if self.training or lengths.device.type != "cpu":
             return False
-        attentions = [layer.self_attn for layer in self.layers]
+        layers = all_layers(self.layers)
+        attentions = [layer.self_attn for layer in layers]
         if not all(type(a) is FusedSelfAttention and a.has_fused_form() for a in attentions):
             return False
-        served = (ops.serves(layer.final_layer_norm.weight, layer.self_attn.head_dim) for layer in self.layers)
+        served = (ops.serves(layer.final_layer_norm.weight, layer.self_attn.head_dim) for layer in layers)
         return int(lengths.sum()) >= SHORT_SENTENCE * lengths.numel() or all(served)
+
+
+def all_layers(layers: nn.ModuleList) -> list[Any]:
+    """To look at. Iterating over layers with layerdrop draws random numbers, also at inference, and leaves some out
+    while training; and every draw that stock doesn't make changes what sampling draws next."""
+    return list(nn.ModuleList.__iter__(layers))
 
 
 def groups(lengths: list[int]) -> list[slice]:
