@@ -69,7 +69,7 @@ FAMILIES = {
     ),
     "mbart-25": Family(
         "translation_from_pretrained_bart",
-        ["--langs", "en_XX,de_DE", "--prepend-bos"],
+        ["--langs", "en_XX,de_DE"],
         ["--arch", "mbart_large", *SMALL, "--layernorm-embedding"],
         languages=("en_XX", "de_DE"),
     ),
@@ -139,11 +139,15 @@ FAMILIES = {
 # ---- files
 
 
+def sentences() -> list[str]:
+    picks = random.Random(4)
+    return [" ".join(picks.choices(WORDS, k=picks.randint(1, 12))) for _ in range(SENTENCES)]
+
+
 def write_data(family: Family, folder: Path) -> None:
     """A set `test` of raw text, or of features, with its dictionaries."""
     folder.mkdir()
-    picks = random.Random(4)
-    lines = [" ".join(picks.choices(WORDS, k=picks.randint(1, 12))) for _ in range(SENTENCES)]
+    lines = sentences()
     dictionary = "".join(f"{word} 1\n" for word in WORDS)
     for name in ("dict.txt", "dict.ltr.txt"):
         (folder / name).write_text(dictionary)

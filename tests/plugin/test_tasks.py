@@ -128,3 +128,18 @@ def test_what_has_no_el_form_says_so_in_a_line_and_runs_as_stock(
     lines = [record.getMessage() for record in caplog.records if "no EL form" in record.getMessage()]
     assert len(lines) == 1 and says in lines[0] and "\n" not in lines[0]
     assert_same_texts(ours, working_stock(words, tmp_path / "stock"))
+
+
+@pytest.mark.parametrize("context", [[], ["--full-context-alignment"]], ids=["", "full context"])
+def test_alignments_are_stocks(context, made, working_stock, tmp_path, monkeypatch):
+    """`transformer_align` with `--print-alignment hard`."""
+    model = ["--arch", "transformer_align", *SMALL, "--alignment-layer", 1, "--alignment-heads", 1, *context]
+    words = made(Family("translation", [], model)) + SEARCH + ["--print-alignment", "hard"]
+    assert_same_texts(
+        fairseq_generate(words, tmp_path / "ours", monkeypatch, stock=False), working_stock(words, tmp_path / "stock")
+    )
+    ours, theirs = (
+        [line for line in sorted((tmp_path / name / "generate-test.txt").read_text().splitlines()) if line[:2] == "A-"]
+        for name in ("ours", "stock")
+    )
+    assert ours == theirs and len(ours) == 2 * SENTENCES
