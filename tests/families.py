@@ -21,6 +21,7 @@ from fairseq_cli import generate
 import fairseq_el
 
 SENTENCES = 13
+RESULTS = ["--num-workers", "0", "--results-path"]  # workers take longer to start than these sets
 WORDS = [f"w{n}" for n in range(40)]
 SMALL_ENCODER, SMALL_DECODER = (
     [f"--{side}-layers", 2, f"--{side}-embed-dim", 32, f"--{side}-ffn-embed-dim", 48, f"--{side}-attention-heads", 4]
@@ -294,7 +295,7 @@ def fairseq_generate(words: list, results: Path, monkeypatch, stock: bool) -> di
         if stock:
             for name in list(TASK_REGISTRY):
                 patch.setitem(TASK_REGISTRY, name, stock_task(name))
-        patch.setattr(sys, "argv", ["fairseq-generate", *map(str, words), "--results-path", str(results)])
+        patch.setattr(sys, "argv", ["fairseq-generate", *map(str, words), *RESULTS, str(results)])
         generate.cli_main()
     found: dict[int, list] = {}
     for line in next(results.glob("generate-*.txt")).read_text(encoding="utf-8").splitlines():
