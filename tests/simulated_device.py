@@ -1,0 +1,436 @@
+"""A simulated CUDA device for machines without one.
+
+Its tensors say that they are on `cuda:0` and hold their numbers in host memory. Inside `with SimulatedDevice() as device`
+
+- `model.cuda()`, `x.to("cuda")`, `torch.zeros(3, device="cuda")` and the like work as on a machine with a GPU;
+- mixing devices raises, as do other uses that real CUDA refuses: `numpy()`, `data_ptr()` handed to a CPU kernel,
+  operations that only CPUs have;
+- kernel launches, host reads (where the host waits for the device), uploads (copies from the host), bytes and FLOPs
+  are counted, with the line of fairseq or fairseq_el that each of them comes from.
+
+One operation of ATen counts as one launch, which is what most are on CUDA. Those known to be several, and that we
+rather than stock fairseq use, count as several, so a comparison errs to our disadvantage. With `shapes_only` tensors
+hold no numbers, and what a read returns is fixed (see `_read`): enough to count a model that would not fit this machine.
+"""
+
+import ctypes
+import functools
+import math
+import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+CUDA = torch.device("cuda", 0)
+aten = torch.ops.aten
+
+# ---- what ATen's operations do on a device
+
+READS = {
+    aten._local_scalar_dense, aten.equal, aten.nonzero, aten.masked_select, aten.unique_dim, aten._unique, aten._unique2,
+    aten.unique_consecutive, aten.is_nonzero, aten.allclose, aten.repeat_interleave, aten.bincount,
+}  # fmt: skip
+"""The host waits: for a number, or for the size of a result."""
+
+WITHOUT_KERNEL = {
+    aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided, aten.lift_fresh,
+    aten.resize_, aten.set_, aten._unsafe_view, aten._reshape_alias, aten.detach, aten.is_pinned,
+}  # fmt: skip
+READ_WHAT_THEY_WRITE = {aten.embedding, aten.index_select, aten.gather, aten.index, aten.index_put_}
+"""Of their input only the rows that an index names."""
+LAUNCHES = {aten.logsumexp: 9}  # amax, abs, eq, masked_fill, sub, exp, sum, log, add
+INDEXING = {aten.index, aten.index_put_, aten.index_put, aten._index_put_impl_, aten._unsafe_index}
+CPU_ONLY_NAMESPACES = ("mkldnn", "mkl", "quantized", "onednn", "_quantized")
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A launch: what it is, and what it costs."""
+
+    name: str
+    flops: int
+    bytes: int
+    launches: int = 1
+
+
+class SimulatedTensor(Tensor):
+    """Says that it is on the device. `data_on_host` holds its numbers, or only its shape."""
+
+    data_on_host: Tensor
+
+    @staticmethod
+    def __new__(cls, data: Tensor) -> "SimulatedTensor":
+        wrapper = Tensor._make_wrapper_subclass(
+            cls, data.size(), strides=data.stride(), storage_offset=data.storage_offset(), dtype=data.dtype, device=CUDA
+        )
+        wrapper.data_on_host = data
+        return wrapper
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        raise RuntimeError(f"{func} on a tensor of a simulated device, outside of its `with` block")
+
+    def __repr__(self, *, tensor_contents=None) -> str:
+        return f"SimulatedTensor({self.data_on_host})"
+
+    def __deepcopy__(self, memo: dict) -> "SimulatedTensor":
+        copy = SimulatedTensor(self.data_on_host.clone())
+        return torch.nn.Parameter(copy, self.requires_grad) if isinstance(self, torch.nn.Parameter) else copy
+
+
+def mapped(function: Callable[[Any], Any], value: Any) -> Any:
+    """Arguments or results of an operation, with the function applied to each. Torch's own `tree_map` is slower."""
+    if isinstance(value, (tuple, list)):
+        return type(value)(mapped(function, part) for part in value)
+    if isinstance(value, dict):
+        return {name: mapped(function, part) for name, part in value.items()}
+    return function(value)
+
+
+def leaves_of(value: Any) -> list:
+    if isinstance(value, dict):
+        value = list(value.values())
+    return [leaf for part in value for leaf in leaves_of(part)] if isinstance(value, (tuple, list)) else [value]
+
+
+def on_host(tensor: Any) -> Any:
+    """The numbers of a tensor of the device, without counting a read; anything else as it is."""
+    return tensor.data_on_host if isinstance(tensor, SimulatedTensor) else tensor
+
+
+class SimulatedDevice:
+    """Counts what happens on it while it is entered. One at a time."""
+
+    def __init__(self, shapes_only: bool = False):
+        allow_cuda_in_cpu_builds()
+        self.shapes_only = shapes_only
+        self.host = torch.device("meta" if shapes_only else "cpu")  # where the numbers are
+        self.modes = (HostCalls(self), Operations(self))
+        self.pretence = mock.patch.multiple(
+            torch.cuda, _lazy_init=lambda: None, is_available=lambda: True, device_count=lambda: 1,
+            current_device=lambda: 0, synchronize=lambda *device: None, get_device_capability=lambda *device: (8, 0),
+            get_device_name=lambda *device: "simulated device",
+        )  # fmt: skip
+        self.reset()
+
+    def reset(self) -> None:
+        self.kernels: Counter[Kernel] = Counter()
+        self.lines: Counter[tuple[str, str]] = Counter()
+        self.reads = self.uploads = 0
+
+    @property
+    def launches(self) -> int:
+        return sum(kernel.launches * times for kernel, times in self.kernels.items())
+
+    @property
+    def flops(self) -> int:
+        return sum(kernel.flops * times for kernel, times in self.kernels.items())
+
+    @property
+    def bytes(self) -> int:
+        return sum(kernel.bytes * times for kernel, times in self.kernels.items())
+
+    def where(self, kind: str) -> dict[str, int]:
+        """How many of a kind, `launch`, `read` or `upload`, come from which line, most frequent first."""
+        return {line: times for (what, line), times in self.lines.most_common() if what == kind}
+
+    def __enter__(self) -> "SimulatedDevice":
+        self.pretence.start()
+        torch.__future__.set_swap_module_params_on_conversion(True)  # parameters change their class: `.data =` can't
+        for mode in self.modes:
+            mode.__enter__()
+        return self
+
+    def __exit__(self, *error) -> None:
+        for mode in reversed(self.modes):
+            mode.__exit__(*error)
+        torch.__future__.set_swap_module_params_on_conversion(False)
+        self.pretence.stop()
+
+    # ---- counting
+
+    def count_read(self) -> None:
+        self.reads += 1
+        self.lines["read", calling_line()] += 1
+
+    def count_upload(self, data: Tensor) -> None:
+        if data.numel():
+            self.uploads += 1
+            self.lines["upload", calling_line()] += 1
+
+    def count_kernel(self, name: str, flops: int, moved: int, launches: int = 1) -> None:
+        self.kernels[Kernel(name, flops, moved, launches)] += 1
+        self.lines["launch", calling_line()] += launches
+
+    # ---- operations
+
+    def run(self, func, args: tuple, kwargs: dict) -> Any:
+        """One of ATen's operations, whichever device it is for."""
+        packet, leaves = func.overloadpacket, leaves_of((args, kwargs))
+        ours = [leaf for leaf in leaves if isinstance(leaf, SimulatedTensor)]
+        target = kwargs.get("device")
+        if target is not None and packet not in (aten._to_copy, aten.is_pinned):
+            if torch.device(target).type == "cuda":
+                return self._compute(func, args, {**kwargs, "device": self.host}, ours=[])
+            if not ours:
+                return func(*args, **kwargs)
+        if packet is aten._to_copy:
+            return self._convert(func, args[0], kwargs)
+        if not ours:
+            return func(*args, **kwargs)
+        if packet is aten.copy_ and not (isinstance(args[0], SimulatedTensor) and isinstance(args[1], SimulatedTensor)):
+            return self._copy_between(*args[:2])
+        self._refuse(func, args, leaves)
+        reads = packet in READS or self._reads_mask(packet, args, leaves)
+        if reads:
+            self.count_read()
+            if self.shapes_only:
+                return self._read(packet, args)
+        return self._compute(func, args, kwargs, ours)
+
+    def _compute(self, func, args: tuple, kwargs: dict, ours: list[SimulatedTensor]) -> Any:
+        """ours: tensors among the arguments, which results of operations in place are."""
+        host_args, host_kwargs = mapped(self._host, args), mapped(self._host, kwargs)
+        out = host_operation(func, host_args, host_kwargs)
+        results = [leaf for leaf in leaves_of(out) if isinstance(leaf, Tensor)]
+        if launches_kernel(func) and any(result.numel() for result in results):
+            count = flop_registry.get(func.overloadpacket)
+            flops = count(*host_args, **host_kwargs, out_val=out) if count else 0
+            moved = moved_bytes(func.overloadpacket, [on_host(t) for t in ours], results)
+            self.count_kernel(str(func.overloadpacket), flops, moved, LAUNCHES.get(func.overloadpacket, 1))
+        known = {id(tensor.data_on_host): tensor for tensor in ours}
+
+        def wrapped(x: Any) -> Any:
+            return known[id(x)] if id(x) in known else SimulatedTensor(x) if isinstance(x, Tensor) else x
+
+        return mapped(wrapped, out)
+
+    def _host(self, value: Any) -> Any:
+        """What the computation on host memory takes; CPU scalars and indices have no numbers either then."""
+        if isinstance(value, Tensor) and not isinstance(value, SimulatedTensor):
+            return value.to(self.host) if self.shapes_only else value
+        return on_host(value)
+
+    def _convert(self, func, x: Tensor, kwargs: dict) -> Tensor:
+        """`to`: another precision, another device, or both."""
+        is_ours = isinstance(x, SimulatedTensor)
+        target = kwargs.pop("device", None) or x.device
+        if torch.device(target).type == "cuda":
+            if not is_ours:
+                self.count_upload(x)
+                return SimulatedTensor(func(x, **kwargs).to(self.host))
+            return self._compute(func, (x,), kwargs, [x])
+        if not is_ours:
+            return func(x, **kwargs, device=target)
+        self.count_read()
+        found = func(x.data_on_host, **kwargs)
+        return torch.zeros(found.shape, dtype=found.dtype) if self.shapes_only else found.clone()
+
+    def _copy_between(self, to: Tensor, source: Tensor) -> Tensor:
+        if isinstance(to, SimulatedTensor):
+            self.count_upload(source)
+        else:
+            self.count_read()
+        if not self.shapes_only:
+            on_host(to).copy_(on_host(source))
+        return to
+
+    def _reads_mask(self, packet, args: tuple, leaves: list) -> bool:
+        """Indexing by a mask on the device, except where ATen turns it into `masked_fill`."""
+        masks = [x for x in leaves if isinstance(x, SimulatedTensor) and x.dtype in (torch.bool, torch.uint8)]
+        if packet not in INDEXING or not any(mask is index for mask in masks for index in leaves_of(args[1])):
+            return False
+        value = args[2] if len(args) > 2 else None
+        return not (isinstance(value, Tensor) and value.numel() == 1 and not isinstance(value, SimulatedTensor))
+
+    def _read(self, packet, args: tuple) -> Any:
+        """Without numbers: no condition holds for `any`, all hold for `all`, and a mask selects nothing."""
+        if packet is aten._local_scalar_dense:
+            return getattr(args[0], "answer", 0)
+        if packet is aten.equal:
+            return True
+        if packet in (aten.index_put_, aten.index_put):
+            return args[0]
+        like = args[0].data_on_host
+        return SimulatedTensor(like.new_empty(0, *(like.shape[1:] if packet is aten.index else ())))
+
+    def _refuse(self, func, args: tuple, leaves: list) -> None:
+        if func.namespace in CPU_ONLY_NAMESPACES:
+            raise RuntimeError(f"{func} has no CUDA kernel")
+        others = [leaf for leaf in leaves if isinstance(leaf, Tensor) and not isinstance(leaf, SimulatedTensor)]
+        others = [tensor for tensor in others if tensor.dim() > 0]
+        if others and func.overloadpacket in INDEXING and isinstance(args[0], SimulatedTensor):
+            indices = {id(index) for index in leaves_of(args[1])}
+            for index in [tensor for tensor in others if id(tensor) in indices]:
+                self.count_upload(index)
+            others = [tensor for tensor in others if id(tensor) not in indices]
+        if others:
+            shapes = ", ".join(str(tuple(tensor.shape)) for tensor in others)
+            raise RuntimeError(f"Expected all tensors to be on the same device: {func} on cuda:0 with {shapes} on cpu")
+
+
+class Operations(TorchDispatchMode):
+    def __init__(self, device: SimulatedDevice):
+        super().__init__()
+        self.device = device
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = self.device.run(func, args, dict(kwargs or {}))
+        if self.device.shapes_only and isinstance(out, SimulatedTensor) and func.overloadpacket in (aten.any, aten.all):
+            out.answer = int(func.overloadpacket is aten.all)
+        return out
+
+
+class HostCalls(TorchFunctionMode):
+    """Calls that don't reach the dispatcher as they would on a machine with CUDA."""
+
+    def __init__(self, device: SimulatedDevice):
+        super().__init__()
+        self.device = device
+        self.own = {
+            Tensor.cuda: self.cuda, Tensor.tolist: self.tolist, Tensor.numpy: self.numpy,
+            Tensor.data_ptr: self.data_ptr, Tensor.pin_memory: self.pin_memory, Tensor.__getitem__: self.getitem,
+            Tensor.__setitem__: self.setitem, F.scaled_dot_product_attention: self.attention,
+        }  # fmt: skip
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func in self.own:
+            return self.own[func](func, *args, **kwargs)
+        if any(isinstance(value, (str, torch.device)) for value in (*args[:3], *kwargs.values())):
+            args, kwargs = mapped(with_index, args), mapped(with_index, kwargs)
+        return func(*args, **kwargs)
+
+    def cuda(self, func, x: Tensor, *device, **options) -> Tensor:
+        return x.to(CUDA)
+
+    def tolist(self, func, x: Tensor) -> Any:
+        if isinstance(x, SimulatedTensor):
+            x = x.cpu()
+        return func(x)
+
+    def numpy(self, func, x: Tensor, **options) -> Any:
+        if isinstance(x, SimulatedTensor):
+            raise TypeError("can't convert cuda:0 device type tensor to numpy")
+        return func(x, **options)
+
+    def data_ptr(self, func, x: Tensor) -> int:
+        if isinstance(x, SimulatedTensor):
+            raise RuntimeError("data_ptr() of a CUDA tensor: a CPU kernel would crash")
+        return func(x)
+
+    def pin_memory(self, func, x: Tensor, *device) -> Tensor:
+        return x
+
+    def getitem(self, func, x: Tensor, index) -> Tensor:
+        return func(x, self._with_tensors(x, index))
+
+    def setitem(self, func, x: Tensor, index, value) -> None:
+        func(x, self._with_tensors(x, index), value)
+
+    def _with_tensors(self, x: Tensor, index):
+        """Lists of numbers become tensors on the device."""
+        if not isinstance(x, SimulatedTensor):
+            return index
+        if isinstance(index, tuple):
+            return tuple(self._with_tensors(x, part) for part in index)
+        return torch.tensor(index).to(CUDA) if isinstance(index, list) else index
+
+    def attention(self, func, query: Tensor, key: Tensor, value: Tensor, *args, **options) -> Tensor:
+        """One kernel on CUDA; a mask of booleans is first turned into numbers (zeros, and where)."""
+        tensors = [query, key, value, *(t for t in leaves_of((args, options)) if isinstance(t, Tensor))]
+        if not any(isinstance(t, SimulatedTensor) for t in tensors):
+            return func(query, key, value, *args, **options)
+        if not all(isinstance(t, SimulatedTensor) for t in tensors):
+            raise RuntimeError("Expected all tensors to be on the same device: scaled_dot_product_attention")
+        masks = [mask for mask in tensors[3:] if mask.dtype == torch.bool]
+        data = [on_host(t) for t in tensors]
+        with torch._C.DisableTorchFunction(), torch.utils._python_dispatch._disable_current_modes():
+            out = func(*data[:3], *mapped(on_host, args), **mapped(on_host, options))
+        for mask in masks:
+            self.device.count_kernel("mask of attention", 0, 5 * unique_bytes(mask.data_on_host), launches=2)
+        flops = 4 * query.numel() * key.size(-2)
+        moved = sum(map(unique_bytes, (*data, out)))
+        self.device.count_kernel("scaled_dot_product_attention", flops, moved)
+        return SimulatedTensor(out)
+
+
+def with_index(value: Any) -> Any:
+    """ATen asks the driver for the current device where none is named; there is no driver."""
+    if isinstance(value, str) and value == "cuda":
+        return CUDA
+    return CUDA if isinstance(value, torch.device) and value.type == "cuda" and value.index is None else value
+
+
+def host_operation(func, args: tuple, kwargs: dict) -> Any:
+    """Runs an operation on host memory; those in half precision that only CUDA has, in single."""
+    if func.overloadpacket in (aten._softmax, aten._log_softmax) and args[2]:  # half in, single out
+        return func(args[0].float(), args[1], False)
+    return func(*args, **kwargs)
+
+
+@functools.cache
+def launches_kernel(func) -> bool:
+    is_view = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
+    return not is_view and func.overloadpacket not in WITHOUT_KERNEL
+
+
+def unique_bytes(tensor: Tensor) -> int:
+    """Bytes in memory: an expanded dimension counts once."""
+    sizes = (size for size, stride in zip(tensor.shape, tensor.stride()) if stride)
+    return math.prod(sizes) * tensor.element_size()
+
+
+def moved_bytes(packet, inputs: list[Tensor], results: list[Tensor]) -> int:
+    """Inputs are read and results written, once each."""
+    written = sum(map(unique_bytes, results))
+    if packet in READ_WHAT_THEY_WRITE:
+        if packet is aten.index_put_:  # only the values and the indices, not the tensor they go to
+            return 2 * sum(map(unique_bytes, inputs[1:]))
+        return 2 * written + sum(map(unique_bytes, inputs[1:]))
+    changed = {id(result) for result in results}
+    only_written = packet in (aten.fill_, aten.zero_, aten.copy_)
+    return written + sum(unique_bytes(x) for x in inputs if not (only_written and id(x) in changed))
+
+
+def calling_line() -> str:
+    """The innermost line of fairseq or of fairseq_el; else of whoever calls."""
+    frame, outer = sys._getframe(2), None
+    while frame is not None:
+        name, in_project, in_torch = describe_file(frame.f_code.co_filename)
+        if in_project:
+            return f"{name}:{frame.f_lineno}"
+        if outer is None and not in_torch:
+            outer = f"{name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return outer or "?"
+
+
+@functools.cache
+def describe_file(file: str) -> tuple[str, bool, bool]:
+    """Its folder and name; whether it is part of fairseq or fairseq_el; whether of torch or of this simulation."""
+    path = Path(file)
+    in_project = not {"fairseq", "fairseq_el"}.isdisjoint(path.parts)
+    return f"{path.parent.name}/{path.name}", in_project, "torch" in path.parts or file == __file__
+
+
+@functools.cache
+def allow_cuda_in_cpu_builds() -> None:
+    """Builds of torch without CUDA have no guard that switches between its devices, and raise where one is asked for.
+    The meta device's guard, which does nothing, serves: it is entered in torch's table of guards."""
+    table_type = ctypes.c_void_p * 22  # by c10::DeviceType
+    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
+    guards = table_type.in_dll(library, "_ZN3c104impl26device_guard_impl_registryE")
+    cuda, meta = 1, 14
+    if not guards[cuda]:
+        guards[cuda] = guards[meta]
