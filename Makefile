@@ -1,7 +1,7 @@
 # make summarize   sets everything up, then runs the demo
 # make test        sets everything up, then runs the test suite
-# Set-up goes into .venv in four steps. Each leaves a stamp when it is through, so that an
-# interrupted set-up goes on where it stopped, and a finished one is skipped.
+# Set-up installs into .venv in four steps. Each step leaves a stamp file when it is done: an interrupted set-up
+# continues where it stopped, and a finished one is skipped.
 
 PYTHON ?= python3
 VENV   := .venv
@@ -18,16 +18,16 @@ SHELL := bash
 
 help:
 	@echo 'make summarize   summarise the demo texts with stock fairseq and with fairseq_el'
-	@echo 'make test        run the test suite'
-	@echo 'make install     only set up $(VENV) (the two above do it by themselves)'
-	@echo 'make lock        write requirements.lock anew, after a change of requirements in setup.py'
+	@echo 'make test        run the linters and the test suite'
+	@echo 'make install     only set up $(VENV) (the two above do it if needed)'
+	@echo 'make lock        update requirements.lock, after changing requirements in pyproject.toml'
 	@echo 'make clean       remove what the demo and the tests have built'
 	@echo 'make distclean   the same, and $(VENV)'
 	@echo 'Another Python:  make install PYTHON=python3.12'
 
 install: $(STAMPS)/package
 
-# A process for each core, with a thread each: the tests are small.
+# One process per core, with one thread each: the tests are small.
 test: install
 	@$(BIN)/python -m ruff check --quiet . && $(BIN)/python -m mypy
 	@OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -q --disable-warnings \
@@ -36,14 +36,14 @@ test: install
 summarize: install
 	@$(BIN)/python scripts/demo.py
 
-# In an environment of its own, what setup.py asks for and what that needs; then the checksums of all of it.
+# Installs what pyproject.toml asks for into a fresh environment, then writes down the versions and their checksums.
 lock: VENV := build/lock
 lock:
 	@rm -rf $(VENV) && $(PYTHON) -m venv $(VENV)
-	$(call pip,'[1/3] torch and build tools',$(call group,torch build) uv==$(UV))
-	$(call pip,'[2/3] other requirements',$(call group,run demo data ray test))
-	$(call pip,'[3/3] fairseq: compiles for about 3 minutes',--no-build-isolation --no-deps $(call group,fairseq))
-	@$(BIN)/python -m pip freeze --all | grep -vE '^(torch|triton|nvidia-.*|cuda-.*|pip|uv)(==| @)' >$(VENV)/versions.txt
+	$(call pip,'[1/2] torch and build tools',$(call group,torch build) uv==$(UV))
+	$(call pip,'[2/2] other requirements',--no-build-isolation -e '.[test]')
+	@$(BIN)/python -m pip freeze --all --exclude-editable \
+	  | grep -vE '^(torch|triton|nvidia-.*|cuda-.*|pip|uv)(==| @)' | cat - <($(call groups,fairseq)) >$(VENV)/versions.txt
 	@$(BIN)/uv pip compile --quiet --no-deps --generate-hashes --no-header --no-annotate \
 	  --output-file requirements.lock $(VENV)/versions.txt
 
@@ -54,23 +54,25 @@ clean:
 distclean: clean
 	@rm -rf $(VENV)
 
-# $(call pip,MESSAGE,ARGUMENTS): pip install, its output in the log, a dot every 10 seconds for the
-# person waiting; when it fails, the end of the log. The trap stops the dots however this ends.
+# $(call pip,MESSAGE,ARGUMENTS): runs pip install with its output in the log, and prints a dot every 10 seconds. When pip
+# fails, prints the end of the log. The trap stops the dots however this ends.
 define pip
 	@printf '%s ' $(1); SECONDS=0; \
 	while sleep 10; do printf .; done & trap 'kill '$$!' 2>/dev/null' EXIT; \
 	$(BIN)/python -m pip install --disable-pip-version-check $(2) >$(LOG) 2>&1 \
-	|| { printf '\n'; tail -n 20 $(LOG); echo 'Set-up failed; all of the log: $(LOG)'; exit 1; }; \
+	|| { printf '\n'; tail -n 20 $(LOG); echo 'Set-up failed; the whole log is in $(LOG)'; exit 1; }; \
 	echo " $${SECONDS} s"
 endef
 
-# Everything is installed in the versions and with the checksums of requirements.lock, without looking for more
-# (--no-deps); only torch is installed by its version, since its builds for CPUs and for GPUs have other checksums.
-# $(call locked,!) is all of the lock file but fairseq, which needs torch to compile; $(call locked,) is fairseq.
+# Everything is installed with the versions and checksums of requirements.lock, and nothing else (--no-deps). Only torch
+# is installed by version and with what it needs: its builds for CPUs and for GPUs differ in both.
+# $(call locked,!) is the lock file without fairseq, which needs torch to compile; $(call locked,) is fairseq alone.
 locked = --no-deps --require-hashes -r <(awk '/^[^ ]/ {is_fairseq = /^fairseq/} $(1)is_fairseq' requirements.lock)
 
-# $(call group,NAMES): the requirements of these groups of setup.py, as a file for pip.
-group = -r <($(PYTHON) -Bc 'import setup; [print(r) for g in "$(1)".split() for r in setup.REQUIREMENTS[g]]')
+# $(call groups,NAMES): prints the requirements of these dependency groups; $(call group,NAMES): as a file for pip.
+groups = $(PYTHON) -c 'import tomllib; groups = tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]; \
+  print(*(line for name in "$(1)".split() for line in groups[name]), sep="\n")'
+group = -r <($(call groups,$(1)))
 
 $(STAMPS)/venv:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo \
@@ -96,6 +98,6 @@ $(STAMPS)/fairseq: $(STAMPS)/torch
 	$(call pip,'[3/4] fairseq: compiles for about 3 minutes',--no-build-isolation $(call locked,))
 	@touch $@
 
-$(STAMPS)/package: $(STAMPS)/fairseq
+$(STAMPS)/package: $(STAMPS)/fairseq setup.py pyproject.toml
 	$(call pip,'[4/4] fairseq_el',--no-build-isolation --no-deps -e .)
 	@touch $@

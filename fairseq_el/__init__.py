@@ -30,7 +30,14 @@ def __getattr__(name: str) -> object:
     return getattr(importlib.import_module(HOMES[name]), name)
 
 
-if Path(sys.argv[0]).stem != "fairseq-el":
+def _is_command() -> bool:
+    """True for `fairseq-el` and `python -m fairseq_el`. The latter's name is not in `sys.argv` yet, but stands in
+    `sys.orig_argv` before the arguments that both have."""
+    started = sys.orig_argv[-len(sys.argv)] if sys.argv[0] == "-m" else Path(sys.argv[0]).stem
+    return started.removeprefix("-m") in ("fairseq-el", "fairseq_el")
+
+
+if not _is_command():
     from fairseq_el.plugin.register import register
 
     register()

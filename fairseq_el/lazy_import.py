@@ -1,7 +1,7 @@
-"""Imports fairseq without two libraries of which it uses four functions, for audio and classification.
+"""Imports fairseq without scikit-learn and SciPy, which take a third of its import time.
 
-scikit-learn and SciPy are a third of the time that a script takes to start. They are imported when one of
-these functions is called.
+fairseq imports four functions from them at the top of modules for audio and classification. Here these functions import
+their library when they are called.
 """
 
 import importlib
@@ -11,11 +11,21 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from fairseq_el.errors import UserError
+
 NAMES = ("sklearn", "sklearn.metrics", "scipy", "scipy.stats")
+INSTALL_FAIRSEQ = (
+    "pip install 'cython>=3,<4' ninja 'setuptools>=77,<81' wheel && "
+    "pip install --no-deps --no-build-isolation fairseq-fixed==0.12.3.1"
+)
 
 
-class Deferred(ModuleType):
-    """Stands for a module. What is taken from it are functions that import it when they are called."""
+class FairseqMissing(UserError, ImportError):
+    """pip can't install fairseq as a requirement of ours: it would look for a torchaudio that fits torch."""
+
+
+class LazyModule(ModuleType):
+    """A module whose functions import the real module when they are called."""
 
     def __init__(self, name: str):
         super().__init__(name)
@@ -24,23 +34,29 @@ class Deferred(ModuleType):
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name.startswith("__"):
             raise AttributeError(name)
-        return lambda *args, **options: getattr(importlib.import_module(self.__name__), name)(
-            *args, **options
-        )
+        return lambda *args, **options: getattr(importlib.import_module(self.__name__), name)(*args, **options)
 
 
 def import_fairseq() -> None:
-    """Leaves everything else as it was: whoever imports these libraries afterwards gets them."""
+    """Imports fairseq. Code that imports scikit-learn or SciPy later gets the real modules.
+
+    Where one of them is loaded already, there is nothing to save, and fairseq gets the real ones too.
+    """
     if any(name in sys.modules for name in ("fairseq", *NAMES)):
+        importlib.import_module("fairseq")
         return
-    standing_in = {name: Deferred(name) for name in NAMES}
-    for name, module in standing_in.items():
+    lazy = {name: LazyModule(name) for name in NAMES}
+    for name, module in lazy.items():
         parent, _, own = name.rpartition(".")
         if parent:
-            setattr(standing_in[parent], own, module)
-    sys.modules.update(standing_in)
+            setattr(lazy[parent], own, module)
+    sys.modules.update(lazy)
     try:
         importlib.import_module("fairseq")
+    except ModuleNotFoundError as error:
+        if error.name != "fairseq":
+            raise
+        raise FairseqMissing(f"fairseq is not installed: {INSTALL_FAIRSEQ}") from None
     finally:
         for name in NAMES:
             sys.modules.pop(name, None)

@@ -3,15 +3,15 @@
 
 scripts/benchmark.py generator          the generator beside stock fairseq and other systems
 scripts/benchmark.py gpt2               language models with long prompts, beside the same
-scripts/benchmark.py table1             an exhibit of the paper beside ours: table1 to table5, figure3, figure4
+scripts/benchmark.py table1             an experiment of the paper beside ours: table1 to table5, figure3, figure4
 scripts/benchmark.py peers, growth      the paper's tasks beside other systems; what time and memory grow with
-scripts/benchmark.py prepare            makes checkpoints for them, so that none has to
-scripts/benchmark.py all                all exhibits of the paper, peers and growth, in under an hour on 2 cores
-scripts/benchmark.py all --quick        the same at toy size, in minutes; so for each alone
-scripts/benchmark.py table2 --plan      what would be measured, and how long it takes; nothing is
-scripts/benchmark.py peers --rest       what the last run left out for want of time, beside what it measured
-scripts/benchmark.py generator --figures auto    only that; the other figures stay as they were measured
-scripts/benchmark.py report             docs/benchmarks.md again from the JSON of earlier runs
+scripts/benchmark.py prepare            makes the checkpoints and the environment of the other systems, once
+scripts/benchmark.py all                all experiments of the paper, peers and growth, in under an hour on 2 cores
+scripts/benchmark.py all --quick        the same at toy size, in minutes; works for each experiment alone, too
+scripts/benchmark.py table2 --plan      prints what would be measured and how long it takes
+scripts/benchmark.py peers --rest       measures what the last run had no time for
+scripts/benchmark.py generator --figures auto    measures one figure again and keeps the others
+scripts/benchmark.py report             writes docs/benchmarks.md again from the JSON of earlier runs
 
 Results of full runs go to build/benchmark, and without the single measurements to docs/results; those of --quick go
 to build/benchmark/quick, page included.
@@ -58,7 +58,7 @@ def run_generator(args: argparse.Namespace) -> None:
     results = {
         "measured": measured,
         "figures": made,
-        "bars": generator.bars(settings, made),
+        "targets": generator.targets(settings, made),
         "records": records,
     }
     write(args, "generator", asdict(settings), environment, results)
@@ -74,9 +74,9 @@ def earlier_results(args: argparse.Namespace, settings: generator.Settings) -> d
     return earlier
 
 
-def read_results(args: argparse.Namespace, exhibit: str, settings) -> dict | None:
+def read_results(args: argparse.Namespace, experiment: str, settings) -> dict | None:
     """What an earlier run with the same settings has written."""
-    file = args.output / f"{exhibit}.json"
+    file = args.output / f"{experiment}.json"
     if not file.exists():
         return None
     earlier = json.loads(file.read_text())
@@ -103,7 +103,7 @@ def run_gpt2(args: argparse.Namespace) -> None:
             measured = earlier.get("measured", {}) | measured
         rows = language.figures(settings, name, records)
         results = {
-            "model": name, "measured": measured, "figures": rows, "bars": language.bars(settings, rows),
+            "model": name, "measured": measured, "figures": rows, "targets": language.targets(settings, rows),
             "records": records,
         }  # fmt: skip
         write(args, language.section(name), asdict(settings), environment, results)
@@ -124,7 +124,7 @@ def prepare(checkpoint: Checkpoint, kinds: list[SystemKind]) -> None:
 
 # Each a module of its name, with the minutes that it takes, or is given, of a run of all. What takes as long as it
 # takes comes first; the last one gets what is left.
-EXHIBITS = {
+EXPERIMENTS = {
     "table1": ("FLOPs and bytes of attention's operations, by formula and counted", 1),
     "figure3": ("FLOPs, bytes and time of attention's operations", 2),
     "figure4": ("time of attention against the source length and the beam size", 2),
@@ -139,61 +139,61 @@ TIMED = ("table2", "table3", "growth", "peers")  # keep to the minutes they are 
 MINUTES = 58  # of a run of all
 
 
-def load_exhibit(name: str) -> Any:
-    """Imported when it is asked for: it needs torch, which the other exhibits leave to their workers."""
-    return importlib.import_module(f"bench.{name}").EXHIBIT
+def load_experiment(name: str) -> Any:
+    """Imports on demand: some experiments need torch, which the others leave to their workers."""
+    return importlib.import_module(f"bench.{name}").EXPERIMENT
 
 
-def run_exhibit(args: argparse.Namespace) -> None:
+def run_experiment(args: argparse.Namespace) -> None:
     logging.getLogger("fairseq").setLevel(logging.WARNING)  # it lists what it could also use
     from fairseq_el.errors import UserError
 
     try:
-        measure_exhibit(args)
+        measure_experiment(args)
     except UserError as error:
         sys.exit(f"benchmark: {error}")
 
 
-def measure_exhibit(args: argparse.Namespace) -> None:
-    exhibit = load_exhibit(args.exhibit)
-    settings = with_options(exhibit.quick if args.quick else exhibit.settings, args)
+def measure_experiment(args: argparse.Namespace) -> None:
+    experiment = load_experiment(args.experiment)
+    settings = with_options(experiment.quick if args.quick else experiment.settings, args)
     if getattr(args, "plan", False):
-        print_plan(exhibit.time_plan(settings, args.repeats))
+        print_plan(experiment.time_plan(settings, args.repeats))
         return
     if getattr(args, "rest", False):
-        measure_rest(exhibit, settings, args)
+        measure_rest(experiment, settings, args)
         return
-    loaded, records = exhibit.measure(settings, args.repeats, args.output / "logs")
-    results = {"figures": exhibit.figures(settings, records), "records": records}
-    write(args, exhibit.name, asdict(settings), describe(loaded), results)
+    loaded, records = experiment.measure(settings, args.repeats, args.output / "logs")
+    results = {"figures": experiment.figures(settings, records), "records": records}
+    write(args, experiment.name, asdict(settings), describe(loaded), results)
 
 
-def measure_rest(exhibit: Any, settings: Any, args: argparse.Namespace) -> None:
+def measure_rest(experiment: Any, settings: Any, args: argparse.Namespace) -> None:
     """Goes on from the last run of the same code on the same machine."""
     from bench.pool import LEFT_OUT
 
-    file = args.output / f"{exhibit.name}.json"
+    file = args.output / f"{experiment.name}.json"
     earlier = json.loads(file.read_text()) if file.exists() else None
-    check_same_run(earlier, exhibit.name, describe({}))
+    check_same_run(earlier, experiment.name, describe({}))
     known = [record for record in earlier["records"] if record.get("left_out") != LEFT_OUT]
-    loaded, records = exhibit.measure(settings, args.repeats, args.output / "logs", known)
+    loaded, records = experiment.measure(settings, args.repeats, args.output / "logs", known)
     environment = describe(loaded)
     environment["versions"] = earlier["environment"]["versions"] | environment["versions"]
     words = f"{len(known)} of {len(records)} measurements"
     measured = earlier.get("measured", {}) | {words: earlier["environment"]}
-    results = {"measured": measured, "figures": exhibit.figures(settings, records), "records": records}
-    write(args, exhibit.name, asdict(settings), environment, results)
+    results = {"measured": measured, "figures": experiment.figures(settings, records), "records": records}
+    write(args, experiment.name, asdict(settings), environment, results)
 
 
-def check_same_run(earlier: dict[str, Any] | None, exhibit: str, now: dict[str, Any]) -> None:
+def check_same_run(earlier: dict[str, Any] | None, experiment: str, now: dict[str, Any]) -> None:
     from fairseq_el.errors import UserError
 
     if earlier is None:
-        raise UserError(f"there is no run of {exhibit} to go on from: leave out --rest")
+        raise UserError(f"there is no run of {experiment} to go on from: leave out --rest")
     for name in ("commit", "machine", "system"):
         before = earlier["environment"][name]
         if before != now[name]:
-            raise UserError(f"the last run of {exhibit} was with {name} {before}, not {now[name]}: leave out --rest")
+            raise UserError(f"the last run of {experiment} was with {name} {before}, not {now[name]}: leave out --rest")
 
 
 def with_options(settings: Any, args: argparse.Namespace) -> Any:
@@ -206,7 +206,7 @@ def with_options(settings: Any, args: argparse.Namespace) -> Any:
     if getattr(args, "tasks", None):
         given["tasks"] = tuple(task for task in settings.tasks if task.name in args.tasks)
     if getattr(args, "path", None):
-        if args.exhibit == "table5":
+        if args.experiment == "table5":
             given["path"] = str(args.path)
         else:
             given["tasks"] = with_checkpoint(given.get("tasks", settings.tasks), args.path)
@@ -222,7 +222,7 @@ def print_plan(plan: list[tuple[str, float]]) -> None:
 def run_all(args: argparse.Namespace) -> None:
     """Each in a process of its own, so that nothing one leaves behind, or its end, is the next one's."""
     started, failed = time.monotonic(), []
-    for number, (name, (words, _)) in enumerate(EXHIBITS.items(), start=1):
+    for number, (name, (words, _)) in enumerate(EXPERIMENTS.items(), start=1):
         passed = (time.monotonic() - started) / 60
         command = [sys.executable, str(Path(__file__).resolve()), name, *(["--quick"] if args.quick else [])]
         command += ["--repeats", str(args.repeats)]
@@ -231,7 +231,7 @@ def run_all(args: argparse.Namespace) -> None:
         if name in TIMED and not args.quick:
             command += ["--minutes", f"{minutes_for(name, passed):.1f}"]
         left = "" if args.quick else f", at most {MINUTES - passed:.0f} left"
-        print(f"\n[{number}/{len(EXHIBITS)}] {name}: {words} ({passed:.0f} minutes so far{left})", flush=True)
+        print(f"\n[{number}/{len(EXPERIMENTS)}] {name}: {words} ({passed:.0f} minutes so far{left})", flush=True)
         if subprocess.run(command).returncode != 0:
             failed.append(name)
     print(f"\n{(time.monotonic() - started) / 60:.1f} minutes")
@@ -239,12 +239,12 @@ def run_all(args: argparse.Namespace) -> None:
         sys.exit(f"benchmark: {', '.join(failed)} failed; the others are done")
 
 
-def minutes_for(exhibit: str, passed: float) -> float:
+def minutes_for(experiment: str, passed: float) -> float:
     """Its share, or less where earlier ones took longer; the last one takes all that is left."""
-    names = list(EXHIBITS)
-    later = names[names.index(exhibit) + 1 :]
-    left = MINUTES - passed - sum(EXHIBITS[name][1] for name in later)
-    return max(0.5, min(EXHIBITS[exhibit][1], left) if later else left)
+    names = list(EXPERIMENTS)
+    later = names[names.index(experiment) + 1 :]
+    left = MINUTES - passed - sum(EXPERIMENTS[name][1] for name in later)
+    return max(0.5, min(EXPERIMENTS[experiment][1], left) if later else left)
 
 
 def run_prepare(args: argparse.Namespace) -> None:
@@ -252,7 +252,7 @@ def run_prepare(args: argparse.Namespace) -> None:
     from bench import peers, table4
     from bench.tasks import paper_tasks
 
-    table4.EXHIBIT.settings.checkpoint.ensure()
+    table4.EXPERIMENT.settings.checkpoint.ensure()
     ensure_peers()
     for model in dict.fromkeys(task.model for task in paper_tasks()):
         model.checkpoint.ensure()
@@ -268,33 +268,33 @@ RENDER = {
 
 
 def write(
-    args: argparse.Namespace, exhibit: str, settings: dict, environment: dict, results: dict
+    args: argparse.Namespace, experiment: str, settings: dict, environment: dict, results: dict
 ) -> None:
     facts = {
-        "exhibit": exhibit,
+        "experiment": experiment,
         "quick": args.quick,
         "environment": environment,
         "settings": settings | {"repeats": args.repeats},
     }
     args.output.mkdir(parents=True, exist_ok=True)
-    results_file = args.output / f"{exhibit}.json"
+    results_file = args.output / f"{experiment}.json"
     results_file.write_text(json.dumps(facts | results, indent=1))
     if not args.quick:
         RESULTS.mkdir(parents=True, exist_ok=True)
         kept = {name: value for name, value in results.items() if name != "records"}
-        (RESULTS / f"{exhibit}.json").write_text(json.dumps(facts | kept, indent=1) + "\n")
+        (RESULTS / f"{experiment}.json").write_text(json.dumps(facts | kept, indent=1) + "\n")
     show(results_file, args.output / "benchmarks.md" if args.quick else PAGE)
 
 
 def show(results_file: Path, page: Path) -> None:
     results = json.loads(results_file.read_text())
-    name, plots = results["exhibit"], []
+    name, plots = results["experiment"], []
     if name in RENDER:
         text = RENDER[name](results)
     else:
-        exhibit = load_exhibit(name)
-        text = exhibit.render(results)
-        plots = save_plot(exhibit.draw(results), page.parent, name) if exhibit.draw else []
+        experiment = load_experiment(name)
+        text = experiment.render(results)
+        plots = save_plot(experiment.draw(results), page.parent, name) if experiment.draw else []
     replace_section(page, name, text)
     print(f"{text}\n\nwritten: {', '.join(map(str, [results_file, *plots, page]))}")
 
@@ -306,25 +306,25 @@ def save_plot(figure: Any, folder: Path, name: str) -> list[Path]:
 
 
 def show_all(args: argparse.Namespace) -> None:
-    for exhibit in [*RENDER, *EXHIBITS]:
-        if (args.output / f"{exhibit}.json").exists():
-            show(args.output / f"{exhibit}.json", PAGE)
+    for experiment in [*RENDER, *EXPERIMENTS]:
+        if (args.output / f"{experiment}.json").exists():
+            show(args.output / f"{experiment}.json", PAGE)
 
 
 def parse_arguments(typed: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    commands = parser.add_subparsers(dest="exhibit", required=True)
-    for exhibit, systems, run, words in (
+    commands = parser.add_subparsers(dest="experiment", required=True)
+    for experiment, systems, run, words in (
         ("generator", SYSTEMS, run_generator, "the generator beside its peers"),
         ("gpt2", LANGUAGE_SYSTEMS, run_gpt2, "language models with long prompts beside their peers"),
     ):
-        command = add_run(commands, exhibit, words, run)
+        command = add_run(commands, experiment, words, run)
         command.add_argument(
             "--systems", nargs="+", choices=systems, metavar="NAME", help=", ".join(systems)
         )
-        if exhibit == "gpt2":
+        if experiment == "gpt2":
             command.add_argument(
                 "--models", nargs="+", choices=language.Settings().checkpoints, help="measure only these"
             )
@@ -340,18 +340,18 @@ def parse_arguments(typed: list[str] | None) -> argparse.Namespace:
                 default=generator.FIGURES,
                 help="measure only these",
             )
-    for exhibit, (words, _) in EXHIBITS.items():
-        command = add_run(commands, exhibit, words, run_exhibit)
-        if exhibit in TIMED:
-            add_timed_options(command, has_tasks=exhibit in ("table2", "peers"))
-        if exhibit == "peers":
+    for experiment, (words, _) in EXPERIMENTS.items():
+        command = add_run(commands, experiment, words, run_experiment)
+        if experiment in TIMED:
+            add_timed_options(command, has_tasks=experiment in ("table2", "peers"))
+        if experiment == "peers":
             command.add_argument("--rest", action="store_true", help="go on from the last run, with what it left out")
             command.add_argument("--systems", nargs="+", choices=SYSTEMS, metavar="NAME", help="only these")
-        if exhibit == "table5":
+        if experiment == "table5":
             command.add_argument("--path", type=Path, help="a folder with a model, instead of the demo's")
-            command.add_argument("--data", help="binarised data for --path, see scripts/evaluate.py")
+            command.add_argument("--data", help="binarised data for --path, see fairseq-el evaluate")
             command.add_argument("--preset", help="the preset in configs/ for --path (default: cnndm)")
-    add_run(commands, "all", "all exhibits of the paper, peers and growth", run_all)
+    add_run(commands, "all", "all experiments of the paper, peers and growth", run_all)
     command = commands.add_parser("prepare", help="make what all of them need and an earlier run has not made")
     command.set_defaults(run=run_prepare, output=BUILD)
     command = commands.add_parser("report", help="the page again, from results at hand")
@@ -367,8 +367,8 @@ def default_output(quick: bool) -> Path:
     return BUILD / "quick" if quick else BUILD
 
 
-def add_run(commands: Any, exhibit: str, words: str, run: Any) -> argparse.ArgumentParser:
-    command = commands.add_parser(exhibit, help=words)
+def add_run(commands: Any, experiment: str, words: str, run: Any) -> argparse.ArgumentParser:
+    command = commands.add_parser(experiment, help=words)
     command.add_argument("--quick", action="store_true", help="toy shapes, to see that it runs")
     command.add_argument("--repeats", type=int, default=3, help="rounds, where times are measured")
     command.add_argument(

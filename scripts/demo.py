@@ -3,7 +3,8 @@
 
 All systems are the real `fairseq-generate` command on the same checkpoint and data; what differs is
 `--user-dir`. fairseq_el runs as it comes (`--el-attention auto`, the faster form of attention on
-this machine) and with EL-attention alone, which keeps the least. Each leaves its output in build/demo.
+this machine) and with EL-attention alone, which keeps the least. Each leaves its output in build/demo, in the current
+folder.
 """
 
 import argparse
@@ -20,10 +21,9 @@ from tqdm import tqdm
 
 from fairseq_el.cli.fairseq_command import CommandFailed, fairseq, human_size
 from fairseq_el.jobs import presets
-from fairseq_el.resources import USER_DIR
+from fairseq_el.resources import USER_DIR, resource
 from fairseq_el.text import rouge as rouge_scores
 
-ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = 5
 LEAD_WORDS = 8  # about as long as a synopsis
 ROUGE = ["ROUGE-1", "ROUGE-2", "ROUGE-L"]
@@ -151,13 +151,13 @@ def report(runs: dict[str, Run], texts: list[str], references: list[str]) -> Non
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--limit", type=int, metavar="N", help="only the first N texts")
-    parser.add_argument("--demo", type=Path, default=ROOT / "demo", metavar="DIR",
-                        help="model and test set to use, laid out as demo/")  # fmt: skip
-    parser.add_argument("--build", type=Path, default=ROOT / "build" / "demo", metavar="DIR",
-                        help="where to put data and logs (default: build/demo)")  # fmt: skip
+    parser.add_argument("--limit", type=int, metavar="N", help="only the first N texts (default: all)")
+    parser.add_argument("--demo", type=Path, default=resource("demo"), metavar="DIR",
+                        help="model and test set, with the files of demo/ (default: those of the package)")  # fmt: skip
+    parser.add_argument("--results-path", type=Path, default=Path("build") / "demo", metavar="DIR",
+                        help="folder for data and logs (default: build/demo in the current folder)")  # fmt: skip
     args = parser.parse_args()
-    demo, build = args.demo.resolve(), args.build.resolve()
+    demo, build = args.demo.resolve(), args.results_path.resolve()
 
     texts = read_lines(demo / "test.source", args.limit)
     references = read_lines(demo / "test.target", args.limit)

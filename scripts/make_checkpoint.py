@@ -37,6 +37,7 @@ from fairseq_el.checkpoints.format import (
     training_args,
     whole,
 )
+from fairseq_el.resources import USER_DIR
 
 TASKS = {"bart": "translation", "transformer": "translation", "transformer_lm": "language_modeling"}
 # Rows of the embedding: BART's GPT-2 vocabulary, and the shared vocabulary of the WMT models.
@@ -406,8 +407,9 @@ def main() -> None:
 
 
 def command_to_try(path: Path, arch: str) -> str:
-    folder, file = shlex.quote(str(path.parent)), shlex.quote(str(path))
-    command = f"fairseq-generate {folder} --path {file} --user-dir fairseq_el --beam 4"
+    file = path.resolve()
+    words = ["fairseq-generate", file.parent, "--path", file, "--user-dir", USER_DIR, "--beam", "4"]
+    command = shlex.join(map(str, words))
     if TASKS[family_of(arch)] == "language_modeling":
         command += " --task language_modeling --sample-break-mode complete --prefix-size 5"
     # fairseq would leave out a last batch whose size is not a multiple of 8.

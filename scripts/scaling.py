@@ -20,10 +20,10 @@ RESULTS = ROOT / "docs" / "results"
 
 
 def show(results_file: Path, page: Path) -> None:
-    from bench.scaling import EXHIBIT
+    from bench.scaling import EXPERIMENT
 
-    text = EXHIBIT.render(json.loads(results_file.read_text()))
-    replace_section(page, EXHIBIT.name, text)
+    text = EXPERIMENT.render(json.loads(results_file.read_text()))
+    replace_section(page, EXPERIMENT.name, text)
     print(f"{text}\n\nwritten: {results_file}, {page}")
 
 
@@ -38,17 +38,18 @@ def main(typed: list[str] | None = None) -> None:
     results_file = output / "scaling.json"
     page = output / PAGE.name if args.quick else PAGE
     if not args.report:
-        from bench.scaling import EXHIBIT  # loads torch, fairseq and Ray
+        from bench.scaling import EXPERIMENT  # loads torch, fairseq and Ray
 
         for name in ("fairseq", "fairseq_el"):  # which tell what they load, and how
             logging.getLogger(name).setLevel(logging.WARNING)
 
-        settings = EXHIBIT.quick if args.quick else EXHIBIT.settings
-        loaded, records = EXHIBIT.measure(settings, args.repeats, output / "logs" if args.quick else BUILD / "logs")
+        settings = EXPERIMENT.quick if args.quick else EXPERIMENT.settings
+        loaded, records = EXPERIMENT.measure(settings, args.repeats, output / "logs" if args.quick else BUILD / "logs")
         environment = describe(loaded)
         environment["command"] = environment["command"].replace("benchmark.py", "scaling.py")
-        facts = {"exhibit": EXHIBIT.name, "quick": args.quick, "environment": environment}
-        made = {"settings": asdict(settings) | {"repeats": args.repeats}, "figures": EXHIBIT.figures(settings, records)}
+        facts = {"experiment": EXPERIMENT.name, "quick": args.quick, "environment": environment}
+        figures = EXPERIMENT.figures(settings, records)
+        made = {"settings": asdict(settings) | {"repeats": args.repeats}, "figures": figures}
         output.mkdir(parents=True, exist_ok=True)
         results_file.write_text(json.dumps(facts | made | {"records": records}, indent=1) + "\n")
     show(results_file, page)

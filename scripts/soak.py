@@ -4,13 +4,12 @@
     python scripts/soak.py                     20,000 short texts, some minutes; writes docs/reliability.md
     python scripts/soak.py --texts 400 --batch-size 4
 
-The demo model summarises the same texts twice with scripts/summarize.py: once undisturbed, and once killed
+The demo model summarises the same texts twice with fairseq-el summarize: once undisturbed, and once killed
 (SIGKILL) again and again at random moments and started again with --resume, while allocations fail at random
 decoding steps. Among the texts are blank ones and such as make trouble elsewhere: NUL bytes, half characters,
 one word of thousands of letters. Both files must be the same, byte for byte.
 
-Memory is that of the undisturbed process, after the first sixtieth of its batches and after the last: as the first
-minute of an hour.
+Memory is that of the undisturbed process, after the first sixtieth of its batches and after the last.
 """
 
 import argparse
@@ -39,22 +38,22 @@ def write_texts(path: Path, count: int) -> None:
     sources = (ROOT / "demo" / "test.source").read_text(encoding="utf-8").splitlines()
     numbers = random.Random(1)
     with path.open("w", encoding="utf-8") as file:
-        for place in range(count):
-            if place % 100 == 99:
-                text = ODD_TEXTS[place // 100 % len(ODD_TEXTS)]
+        for number in range(count):
+            if number % 100 == 99:
+                text = ODD_TEXTS[number // 100 % len(ODD_TEXTS)]
             else:
-                words = sources[place % len(sources)].split()
+                words = sources[number % len(sources)].split()
                 start = numbers.randrange(max(1, len(words) - 12))
-                text = f"{' '.join(words[start : start + 12])} version {place}"
-            file.write(json.dumps({"id": place, "text": text}) + "\n")
+                text = f"{' '.join(words[start : start + 12])} version {number}"
+            file.write(json.dumps({"id": number, "text": text}) + "\n")
 
 
 # ---- a process that summarises, with faults of its own
 
 
 def run_worker(args: argparse.Namespace) -> None:
-    """scripts/summarize.py in this process, with a model that fails at random and tells its memory."""
-    from fairseq_el.cli import summarize
+    """`fairseq-el summarize` in this process, with a model that fails at random and tells its memory."""
+    from fairseq_el.cli.main import main
     from fairseq_el.jobs.summarizer import Summarizer
 
     load = Summarizer.load
@@ -67,8 +66,7 @@ def run_worker(args: argparse.Namespace) -> None:
         return summarizer
 
     Summarizer.load = load_watched
-    sys.argv = ["summarize.py", *summarize_words(args), "--output", str(args.output), *["--resume"] * args.resume]
-    summarize.main()
+    main(["summarize", *summarize_words(args), "--output", str(args.output), *["--resume"] * args.resume])
 
 
 def fail_at_random(model: Any, numbers: random.Random) -> None:

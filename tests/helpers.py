@@ -12,6 +12,7 @@ from fairseq import checkpoint_utils
 from fairseq.data.encoders.gpt2_bpe_utils import bytes_to_unicode
 from omegaconf import OmegaConf
 
+from fairseq_el.cli.main import main
 from fairseq_el.jobs.summarizer import Summarizer
 from make_checkpoint import make_checkpoint
 
@@ -123,9 +124,15 @@ def load_once(*model_and_preset, **options):
 
 
 def exit_of(script, words, monkeypatch):
-    monkeypatch.setattr(sys, "argv", [script.__name__, *map(str, words)])
+    """How a subcommand or a script ends in this process: None, or what it gives to `sys.exit`."""
+    package, _, name = script.__name__.rpartition(".")
+    words = [str(word) for word in words]
+    monkeypatch.setattr(sys, "argv", [name, *words])
     try:
-        script.main()
+        if package == "fairseq_el.cli":
+            main([name, *words])
+        else:
+            script.main()
     except SystemExit as end:
         return end.code
 

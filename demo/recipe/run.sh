@@ -129,4 +129,4 @@ export_mean $work/stage6 $work/demo/model.pt
 cp $work/pieces/{dict.txt,sentencepiece.model} $work/pairs/test.{source,target} $work/demo
 
 stage 'Stage 8: scores on the test set'
-python scripts/demo.py --demo $work/demo --build $work/scores
+python scripts/demo.py --demo $work/demo --results-path $work/scores

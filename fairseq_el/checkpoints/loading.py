@@ -1,4 +1,4 @@
-"""Stock fairseq checkpoints, loaded unchanged and safely.
+"""Loads checkpoints unchanged and safely: the one way in for fairseq's files and for Hugging Face folders.
 
 torch >= 2.6 reads checkpoints with an unpickler that knows tensors and plain containers, and
 refuses everything else (`weights_only=True`). Released fairseq checkpoints hold a few classes more.
@@ -27,12 +27,16 @@ from typing import Any
 
 import numpy as np
 import torch
+from fairseq import checkpoint_utils
 from fairseq.data import Dictionary
 from fairseq.logging import meters
+from omegaconf import DictConfig
 from torch import Tensor
 
 from fairseq_el import errors
 from fairseq_el.checkpoints import validation
+from fairseq_el.checkpoints.format import quiet
+from fairseq_el.checkpoints.huggingface import HuggingFaceFolder
 from fairseq_el.errors import UserError
 
 NUMBER = re.compile(r"b1|[iu][1248]|f[248]|c8|c16")  # numpy's codes of plain numbers
@@ -136,22 +140,33 @@ def _name(entry: Any) -> str:
     return entry[1] if isinstance(entry, tuple) else f"{entry.__module__}.{entry.__qualname__}"
 
 
+def load(source: str | os.PathLike[str] | HuggingFaceFolder) -> dict[str, Any]:
+    """Returns a checkpoint in fairseq's current form, validated, with its tensors on the CPU.
 
-def load(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return a fairseq checkpoint as it was saved, with its tensors on the CPU.
-
-    Nothing in the file is run. What is wrong with it, if anything, is said by a `UserError`.
+    source: a file that any version of fairseq saved, or a Hugging Face folder; the weights of the latter are a
+    `ConvertedWeights`. The settings are in `cfg`, whatever form the file has them in. Nothing in a file is run, and
+    fairseq will do nothing with the settings but build a model. What is wrong with a file is said by a `UserError`.
     """
+    if isinstance(source, HuggingFaceFolder) or Path(source).is_dir():
+        return (source if isinstance(source, HuggingFaceFolder) else HuggingFaceFolder(Path(source))).state()
+    path = str(source)
     try:
         validation.check_file(path)
-        with Path(path).open("rb") as file:
-            state = torch.load(file, map_location="cpu", weights_only=True)
+        with quiet():
+            state = checkpoint_utils.load_checkpoint_to_cpu(path)
     except Exception as error:
-        raise UserError(errors.explain(error) or errors.unreadable(str(path))) from error
-    if not errors.is_from_fairseq(state):
-        raise UserError(errors.not_from_fairseq(str(path)))
+        raise UserError(errors.explain(error) or errors.unreadable(path)) from error
+    settings = state.get("cfg")
+    if not errors.is_from_fairseq(state) or not has_settings(settings, "task") or not has_settings(settings, "model"):
+        raise UserError(errors.not_from_fairseq(path))
     validation.check_weights(state["model"])
+    validation.check_settings(state["cfg"].model, os.path.getsize(path))
     return state
+
+
+def has_settings(settings: Any, name: str) -> bool:
+    part = settings.get(name) if isinstance(settings, DictConfig) else None
+    return isinstance(part, argparse.Namespace) or (isinstance(part, DictConfig) and part.get("_name") is not None)
 
 
 def check_dictionary(state_dict: dict[str, Tensor], prefix: str, dictionary: Dictionary) -> None:

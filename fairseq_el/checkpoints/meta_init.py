@@ -1,7 +1,7 @@
-"""Models built to be filled from a checkpoint: in its precision, and without weights of their own before.
+"""Meta init: builds models with uninitialised weights in the precision of a checkpoint, to be filled from it.
 
-fairseq builds a model with random weights in single precision, and then loads those of the checkpoint into it. For
-BART-large these are 1.6 GB beside the 0.8 GB of the checkpoint, and seconds of drawing random numbers.
+fairseq initialises a model in single precision, and then loads the checkpoint into it. For BART-large these are 1.6 GB
+of random numbers beside the 0.8 GB of the checkpoint, and seconds to draw them.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,22 +11,27 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from fairseq_el.checkpoints.huggingface.weights import ConvertedWeights
+from fairseq_el.errors import UserError
+
 Model = TypeVar("Model", bound=nn.Module)
 
 
 def precision_of(weights: Mapping[str, Tensor]) -> torch.dtype:
-    """Half precision where all weights are in it, else single. Single numbers, such as versions, don't count."""
+    """Half precision if all weights are stored in it, else single. Scalars, such as versions, don't count."""
     dtypes = {tensor.dtype for tensor in weights.values() if tensor.is_floating_point() and tensor.numel() > 1}
     return torch.float16 if dtypes == {torch.float16} else torch.float32
 
 
-def build_vacant(build: Callable[[], Model], dtype: torch.dtype) -> Model:
-    """What `build` builds, on the CPU, with room for weights but none in it; for models that hold anything that
-    no checkpoint has, such as computed positions, the model as it is built."""
+def build_on_meta(build: Callable[[], Model], dtype: torch.dtype) -> Model:
+    """Builds the model with uninitialised weights, on the CPU.
+
+    Models that hold tensors which no checkpoint has, such as computed positions, are initialised as usual.
+    """
     try:
         with torch.device("meta"), NoCopies():
             model = build()
-    except (NotImplementedError, RuntimeError):  # its constructor looks at numbers, and here are none
+    except (NotImplementedError, RuntimeError):  # its constructor reads values, which meta tensors don't have
         return build()
     make_empty_attributes_real(model)
     from_checkpoint = {id(tensor) for tensor in model.state_dict(keep_vars=True).values()}
@@ -36,7 +41,7 @@ def build_vacant(build: Callable[[], Model], dtype: torch.dtype) -> Model:
 
 
 class NoCopies(TorchFunctionMode):
-    """BART draws its random weights in a copy on the CPU, which tensors without numbers can't have."""
+    """BART draws its random weights on the CPU, where meta tensors can't be copied to."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if func is Tensor.cpu and args[0].is_meta:
@@ -45,7 +50,7 @@ class NoCopies(TorchFunctionMode):
 
 
 def make_empty_attributes_real(model: nn.Module) -> None:
-    """Those that fairseq's decoder fills when it needs them, such as masks."""
+    """Such as masks, which fairseq's decoder fills when it needs them."""
     for module in model.modules():
         for name, value in vars(module).items():
             if isinstance(value, Tensor) and value.is_meta and not value.numel():
@@ -56,3 +61,17 @@ def held_by(model: nn.Module) -> list[Tensor]:
     """Parameters, buffers and plain attributes of all its modules."""
     held = [*model.parameters(), *model.buffers()]
     return held + [value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor)]
+
+
+@torch.no_grad()
+def fill(model: nn.Module, weights: ConvertedWeights) -> None:
+    """Copies weights into a model one at a time, so that there is no second copy of all of them."""
+    parameters = model.state_dict()
+    missing = set(parameters)
+    for name, tensor in weights.items():
+        if name not in parameters or parameters[name].shape != tensor.shape:
+            raise UserError(f"the model has no weight {name} {list(tensor.shape)}: use its own config.json")
+        parameters[name].copy_(tensor)
+        missing.discard(name)
+    if missing:
+        raise UserError(f"the weights lack {min(missing)}, which the model has: use its own config.json")

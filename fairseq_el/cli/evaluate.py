@@ -1,16 +1,4 @@
-"""Run `fairseq-generate` with a preset, score what it writes, and add a row to a table of results.
-
-    python scripts/evaluate.py --preset xsum --model bart.large.xsum --data build/xsum/bin
-    python scripts/evaluate.py --preset xsum --model bart.large.xsum --data build/xsum/bin --attention stock
-    python scripts/evaluate.py --preset gpt2_cnndm --search topk --model gpt2 --data build/cnndm
-
---data is a folder of fairseq's binarised form, such as scripts/prepare_data.py makes. ROUGE compares with
-test.references next to it if that exists, else with the targets in the data. For language models --data is
-the folder with test.source, whose texts become prompts. A row has scores, sentences per second, the most
-memory taken by what is kept of the sources, all settings and versions. --attention stock measures fairseq.
-
-Further options are those of fairseq-generate that a preset can have, each with a value: --batch-size 8.
-"""
+"""Runs `fairseq-generate` with a preset, scores its output and adds a row to a table: `fairseq-el evaluate`."""
 
 import argparse
 import json
@@ -32,12 +20,10 @@ from tqdm import tqdm
 
 from fairseq_el.cli import score
 from fairseq_el.cli.fairseq_command import CommandFailed, fairseq, human_size
-from fairseq_el.cli.summarize import add_model_arguments, further_options
-from fairseq_el.errors import UserError, explain
+from fairseq_el.errors import UserError
 from fairseq_el.jobs import presets
 from fairseq_el.jobs.journal import WholeFile, check_folder
 from fairseq_el.jobs.model_files import ModelFiles
-from fairseq_el.jobs.model_loading import load_state
 from fairseq_el.jobs.presets import Preset
 from fairseq_el.jobs.summarizer import Summarizer, as_summary
 from fairseq_el.resources import TREE, USER_DIR
@@ -68,7 +54,7 @@ def find_data(place: Path, subset: str, reference: Path | None) -> Data:
     if not indices:
         raise UserError(
             f"{place} has no binarised {subset} set (no file like {subset}.source-target.source.idx): make "
-            "it with scripts/prepare_data.py, or name another with --subset"
+            "it with fairseq-el prepare, or name another with --gen-subset"
         )
     sentences = len(data_utils.load_indexed_dataset(str(indices[0].with_suffix("")), None))
     beside = place.parent / f"{subset}.references"
@@ -78,11 +64,11 @@ def find_data(place: Path, subset: str, reference: Path | None) -> Data:
 
 def make_prompts(args: argparse.Namespace, preset: Preset, build: Path) -> Data:
     """The texts of a data set as prompts for a language model, in fairseq's binarised form."""
-    place = args.data if (args.data / f"{args.subset}.source").is_file() else args.data.parent
-    path = place / f"{args.subset}.source"
+    place = args.data if (args.data / f"{args.gen_subset}.source").is_file() else args.data.parent
+    path = place / f"{args.gen_subset}.source"
     if not path.is_file():
-        raise UserError(f"{args.data} has no {path.name}: give the folder that scripts/prepare_data.py wrote")
-    summarizer = Summarizer.load(args.model, preset, bpe=args.bpe, cpu=True)
+        raise UserError(f"{args.data} has no {path.name}: give the folder that fairseq-el prepare wrote")
+    summarizer = Summarizer.load(args.model, preset, bpe=args.bpe_dir, cpu=True)
     dictionary = summarizer.task.source_dictionary
     builder = indexed_dataset.make_builder(str(build / "test.bin"), "mmap", len(dictionary))
     sentences = 0
@@ -92,9 +78,9 @@ def make_prompts(args: argparse.Namespace, preset: Preset, build: Path) -> Data:
             raise UserError(f"line {sentences} of {path} is blank: leave out such pairs")
         builder.add_item(torch.tensor([*tokens, dictionary.eos()]))
     builder.finalize(str(build / "test.idx"))
-    shutil.copyfile(ModelFiles.find(args.model, args.bpe).dictionary("source"), build / "dict.txt")
-    beside = (place / f"{args.subset}.{kind}" for kind in ("references", "target"))
-    reference = args.reference or next(filter(Path.is_file, beside), place / f"{args.subset}.target")
+    shutil.copyfile(ModelFiles.find(args.model, args.bpe_dir).dictionary("source"), build / "dict.txt")
+    beside = (place / f"{args.gen_subset}.{kind}" for kind in ("references", "target"))
+    reference = args.reference or next(filter(Path.is_file, beside), place / f"{args.gen_subset}.target")
     return Data(build, "test", sentences, read_references(reference, sentences))
 
 
@@ -166,10 +152,10 @@ def system_arguments(args: argparse.Namespace, preset: Preset) -> list[str]:
     words = ["--fp16"] * args.fp16 + ["--cpu"] * args.cpu + ["--seed", str(args.seed)]
     if is_language_model(preset):
         words += ["--sample-break-mode", "eos"]
-    if args.attention == "stock":
+    if args.stock:
         left_out += [name for name in preset.options if name == "task" or name.startswith("el_")]
     arguments = preset.changed(**dict.fromkeys(left_out)).arguments()
-    return [*words, *(STOCK if args.attention == "stock" else OURS), *arguments]
+    return [*words, *(STOCK if args.stock else OURS), *arguments]
 
 
 def is_language_model(preset: Preset) -> bool:
@@ -213,7 +199,7 @@ def row_of(
     return {
         "preset": preset.name,
         "search": preset.variant,
-        "attention": args.attention,
+        "attention": "stock" if args.stock else str(preset.options.get("el_attention", "auto")),
         "fp16": args.fp16,
         "sentences": len(output.hypotheses),
         "scores": scores,
@@ -332,71 +318,41 @@ def print_table(rows: list[dict[str, Any]]) -> None:
 # ---- the command
 
 
-def run(args: argparse.Namespace, changes: dict[str, str]) -> None:
-    if args.attention != "stock":
-        changes = {"el_attention": args.attention} | changes
-    preset = presets.load(args.preset, args.variant).changed(**changes)
-    files = ModelFiles.find(args.model, args.bpe)
-    check_results(args.results)
-    if args.attention == "stock":
-        load_state(files.checkpoint)  # and refuses what stock fairseq would run
-    name = "-".join([preset.name, preset.variant, args.attention] + ["fp16"] * args.fp16)
-    build = (args.build / name).resolve()
-    build.mkdir(parents=True, exist_ok=True)
+def run(args: argparse.Namespace) -> None:
+    preset = presets.load(args.preset, args.search).changed(**args.changes)
+    files = ModelFiles.find(args.model, args.bpe_dir)
+    table = args.results_path / "results.jsonl"
+    folder = (args.results_path / "-".join([preset.name, preset.variant, form_of(args, preset)])).resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    check_results(table)
+    if args.stock:
+        files.load_state()  # refuses a checkpoint whose code stock fairseq would run
     if not is_language_model(preset):
-        data = find_data(args.data, args.subset, args.reference)
-    elif args.attention == "stock":
+        data = find_data(args.data, args.gen_subset, args.reference)
+    elif args.stock:
         raise UserError(
-            "stock fairseq can't count tokens from the end of a prompt: scripts/benchmark.py compares with it"
+            "stock fairseq can't count tokens from the end of a prompt: leave out --stock"
         )
     else:
-        data = make_prompts(args, preset, build)
-    output = generate(args, preset, files, data, build / "generate.log")
+        data = make_prompts(args, preset, folder)
+    output = generate(args, preset, files, data, folder / "generate.log")
     references, summaries = texts_of(output, data, preset, Tokenizer(files.build_encoding()))
-    with WholeFile(build / "summaries.txt") as whole:
+    with WholeFile(folder / "summaries.txt") as whole:
         whole.file.writelines(f"{summary}\n".encode() for summary in summaries)
-    append_result(args.results, row_of(args, preset, files, output, scores_of(references, summaries, preset)))
-    print_table(read_results(args.results))
+    append_result(table, row_of(args, preset, files, output, scores_of(references, summaries, preset)))
+    print_table(read_results(table))
 
 
-def command_line() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
-    add = parser.add_argument
-    add_model_arguments(parser)
-    add("--data", required=True, type=Path, metavar="DIR", help="see above")
-    add(
-        "--results",
-        type=Path,
-        default=Path("results.jsonl"),
-        metavar="FILE",
-        help="the table (default: results.jsonl)",
-    )
-    add("--attention", choices=("auto", "always", "never", "stock"), default="auto",
-        help="--el-attention (default: auto), or stock: fairseq's own attention and generator")  # fmt: skip
-    add("--subset", default="test", help="of the data (default: test)")
-    add("--reference", type=Path, metavar="FILE", help="a reference a line, <n> between its sentences")
-    add("--build", type=Path, default=Path("build") / "evaluate", metavar="DIR",
-        help="where to put summaries and logs (default: build/evaluate)")  # fmt: skip
-    return parser
+def form_of(args: argparse.Namespace, preset: Preset) -> str:
+    """The form of attention, and the precision where it is not the checkpoint's."""
+    attention = "stock" if args.stock else str(preset.options.get("el_attention", "auto"))
+    return f"{attention}-fp16" if args.fp16 else attention
 
 
-def main() -> None:
-    args, words = command_line().parse_known_args()
+def main(args: argparse.Namespace) -> None:
+    """args: of `options.evaluate`."""
     try:
-        run(args, further_options(words))
-    except CommandFailed as failure:  # its last words, as one line if it said one
+        run(args)
+    except CommandFailed as failure:  # the error line of fairseq-generate if it printed one
         said = re.findall(r"^fairseq_el: (error: .*)$", str(failure), re.MULTILINE)
         sys.exit(f"evaluate: {said[-1]}" if said else str(failure))
-    except KeyboardInterrupt:
-        sys.exit("\nInterrupted.")
-    except Exception as error:
-        message = explain(error) or (str(error) if isinstance(error, OSError) else None)
-        if message is None:
-            raise
-        sys.exit(f"evaluate: error: {message}")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,36 +1,26 @@
-"""The command `fairseq-el`: finds the subcommand, and imports nothing else."""
+"""The command `fairseq-el`: parses the command line, then imports the module of the subcommand and runs it."""
 
 import importlib
 import sys
+from collections.abc import Sequence
 
-COMMANDS = {
-    "summarize": "summarise or complete texts: lines or JSON in, the same with summaries out",
-    "evaluate": "run fairseq-generate on a data set with a preset, and score it",
-    "score": "ROUGE and BLEU of a file of summaries",
-    "prepare": "make fairseq's data from CNN/DailyMail, XSum or SQuAD",
-    "convert": "convert checkpoints from and to Hugging Face's format",
-    "merge": "put the parts of a sharded job together",
-}
+from fairseq_el.cli import options
+from fairseq_el.errors import explain
+
+WITHOUT_FAIRSEQ = ("merge",)
 
 
-def usage() -> str:
-    width = max(map(len, COMMANDS))
-    lines = [f"  {name:<{width}}  {what}" for name, what in COMMANDS.items()]
-    return "\n".join(
-        ["usage: fairseq-el COMMAND [OPTIONS]", "", *lines, "", "fairseq-el COMMAND --help lists the options of one."]
-    )
-
-
-def main() -> None:
-    words = sys.argv[1:]
-    if not words or words[0] in ("-h", "--help"):
-        print(usage())
-    elif words[0] in ("-V", "--version"):
-        from fairseq_el import __version__
-
-        print(f"fairseq_el {__version__}")
-    elif words[0] not in COMMANDS:
-        sys.exit(f"fairseq-el: error: there is no command {words[0]!r}: take one of {', '.join(COMMANDS)}")
-    else:
-        sys.argv = [f"fairseq-el {words[0]}", *words[1:]]
-        importlib.import_module(f"fairseq_el.cli.{words[0]}").main()
+def main(words: Sequence[str] | None = None) -> None:
+    """words: of the command line (default: `sys.argv[1:]`). Ends the process with one line where it fails."""
+    args = options.parse(words)
+    try:
+        if args.command not in WITHOUT_FAIRSEQ:
+            importlib.import_module("fairseq_el.plugin.register").register()
+        importlib.import_module(f"fairseq_el.cli.{args.command}").main(args)
+    except KeyboardInterrupt:
+        sys.exit("\nInterrupted.")
+    except Exception as error:
+        message = explain(error) or (str(error) if isinstance(error, OSError) else None)
+        if message is None:
+            raise
+        sys.exit(f"{args.command}: error: {message}")

@@ -1,20 +1,13 @@
-"""Put the outputs of `summarize.py --shard` together: the file that a single run would have written.
-
-    python scripts/merge_shards.py part.*.jsonl --output summaries.jsonl
-
-All shards of one job must be there, each once and finished. Their records, part.03.jsonl.shard, are read beside
-them; that a pattern names these too does no harm.
-"""
+"""Merges the outputs of a sharded job: `fairseq-el merge`."""
 
 import argparse
 import hashlib
 import itertools
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import BinaryIO
 
-from fairseq_el.errors import UserError, explain
+from fairseq_el.errors import UserError
 from fairseq_el.jobs.journal import WholeFile, check_folder, differences
 from fairseq_el.jobs.shards import Part
 
@@ -32,7 +25,7 @@ def outputs_of(paths: Iterable[Path]) -> list[Path]:
 
 def read_part(output: Path) -> Part:
     if output.with_name(f"{output.name}.journal").exists():
-        raise UserError(f"{output} is unfinished: go on with its shard, with summarize.py --resume")
+        raise UserError(f"{output} is unfinished: go on with its shard, with fairseq-el summarize --resume")
     return Part.read(output)
 
 
@@ -100,7 +93,8 @@ def merge(parts: list[Part], target: BinaryIO) -> None:
         reader.check()
 
 
-def run(args: argparse.Namespace) -> None:
+def main(args: argparse.Namespace) -> None:
+    """args: of `options.merge`."""
     outputs = outputs_of(args.parts)
     if args.output in outputs:
         raise UserError(f"--output {args.output} is a shard: give another name")
@@ -116,21 +110,3 @@ def run(args: argparse.Namespace) -> None:
         f"{parts[0].texts:,} texts of {len(parts):,} shards are in {args.output}"
         + (f"; {skipped:,} were skipped because of errors and have empty summaries" if skipped else "")
     )
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
-    parser.add_argument("parts", nargs="+", type=Path, metavar="PART", help="outputs of summarize.py --shard")
-    parser.add_argument("--output", required=True, type=Path, metavar="FILE", help="the merged file")
-    parser.add_argument("--overwrite", action="store_true", help="replace the output if it exists")
-    args = parser.parse_args()
-    try:
-        run(args)
-    except (UserError, OSError) as error:
-        sys.exit(f"merge_shards: error: {explain(error) or f'{args.output} was not written: {error}'}")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,16 +1,4 @@
-"""Turn a copy of CNN/DailyMail, XSum or SQuAD 1.1 into data for fairseq, with the dictionary of stock BART.
-
-    python scripts/prepare_data.py cnndm --input cnn_dailymail/3.0.0 --output build/cnndm --bpe gpt2_bpe
-    fairseq-generate build/cnndm/bin --path bart.large.cnn/model.pt --user-dir fairseq_el ...
-
-The input is a folder with the files of the data set at Hugging Face (parquet, arrow or JSON lines), or with
-text files such as test.source and test.target, a text a line. Nothing is downloaded. The output folder gets
-
-    test.source, test.target    the text, a pair a line, without pairs of which one side is empty
-    test.references             for CNN/DailyMail, the target with <n> between its sentences (score.py --lsum)
-    bpe/                        the text in GPT-2's encoding
-    bin/                        the same for fairseq-train and fairseq-generate
-"""
+"""Makes fairseq's data from a copy of CNN/DailyMail, XSum or SQuAD 1.1: `fairseq-el prepare`."""
 
 import argparse
 import contextlib
@@ -31,7 +19,7 @@ from typing import Any, BinaryIO, NamedTuple
 from fairseq.data.encoders.gpt2_bpe_utils import Encoder, get_encoder
 from tqdm import tqdm
 
-from fairseq_el.errors import UserError, explain
+from fairseq_el.errors import UserError
 from fairseq_el.jobs.journal import WholeFile
 from fairseq_el.text.rouge import available_cores
 from fairseq_el.text.sentences import one_line, read_lines, split_sentences
@@ -378,25 +366,6 @@ def prepare(data: DataSet, source: Path, output: Path, bpe: Path, splits: list[s
     print(f"ready: {output / 'bin'}")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("dataset", choices=DATA_SETS)
-    parser.add_argument("--input", type=Path, required=True, metavar="DIR", help="folder with the data set")
-    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder to write to")
-    parser.add_argument("--bpe", type=Path, default=Path("gpt2_bpe"), metavar="DIR",
-                        help=f"folder with {', '.join(BPE_FILES)} (default: gpt2_bpe)")  # fmt: skip
-    parser.add_argument("--splits", nargs="+", choices=SPLITS, default=list(SPLITS),
-                        help="only these (default: all there are)")  # fmt: skip
-    args = parser.parse_args()
-    try:
-        prepare(DATA_SETS[args.dataset], args.input, args.output, args.bpe, args.splits)
-    except (UserError, OSError) as error:
-        sys.exit(f"prepare_data: error: {explain(error) or error}")
-    except KeyboardInterrupt:
-        sys.exit("\nInterrupted.")
-
-
-if __name__ == "__main__":
-    main()
+def main(args: argparse.Namespace) -> None:
+    """args: of `options.prepare`."""
+    prepare(DATA_SETS[args.dataset], args.input, args.output, args.bpe_dir, args.splits)

@@ -1,18 +1,8 @@
-"""Score a file of summaries or questions against a file of references, as `--scoring rouge` does.
-
-    python scripts/score.py test.hypo test.target                    ROUGE-1, ROUGE-2, ROUGE-L
-    python scripts/score.py test.hypo test.references --lsum         ROUGE-Lsum, for CNN/DailyMail
-    python scripts/score.py test.hypo test.target --bleu             sacrebleu's BLEU too, for questions
-
-Both files hold one text a line. Where a line has several sentences, `<n>` between them says where ROUGE-Lsum
-is to part them; lines without are split by rule.
-"""
+"""Scores a file of summaries or questions against a file of references: `fairseq-el score`."""
 
 import argparse
-import sys
 from pathlib import Path
 
-from fairseq_el.errors import UserError, explain
 from fairseq_el.text import rouge
 from fairseq_el.text.sentences import read_lines
 
@@ -34,25 +24,10 @@ def bleu(references: list[str], hypotheses: list[str]) -> str:
     return sacrebleu.corpus_bleu(one_line[0], [one_line[1]]).format()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("hypotheses", type=Path, metavar="HYP")
-    parser.add_argument("references", type=Path, metavar="REF")
-    parser.add_argument("--lsum", action="store_true", help="ROUGE-Lsum instead of ROUGE-L")
-    parser.add_argument("--bootstrap", action="store_true", help="add 95%% confidence intervals to ROUGE")
-    parser.add_argument("--bleu", action="store_true", help="also BLEU")
-    args = parser.parse_args()
-    try:
-        hypotheses, references = read_texts(args.hypotheses), read_texts(args.references)
-        scores = rouge.rouge(references, hypotheses, args.lsum)
-    except (UserError, OSError) as error:
-        sys.exit(f"score: error: {explain(error) or error}")
-    print(f"{len(references):,} pairs: {rouge.describe(scores, args.bootstrap)}")
+def main(args: argparse.Namespace) -> None:
+    """args: of `options.score`."""
+    hypotheses, references = read_texts(args.hypotheses), read_texts(args.references)
+    scores = rouge.rouge(references, hypotheses, args.rouge_lsum)
+    print(f"{len(references):,} pairs: {rouge.describe(scores, args.rouge_bootstrap)}")
     if args.bleu:
         print(bleu(references, hypotheses))
-
-
-if __name__ == "__main__":
-    main()

@@ -4,12 +4,11 @@ The search loop is fairseq's own, inherited. What differs is what it calls: the 
 `SourceMemory`, the decoder's past a `BeamHistory`, and following the beams moves neither.
 """
 
-import logging
 from collections.abc import Sequence
 
 import torch
 from fairseq.models import BaseFairseqModel
-from fairseq.models.transformer import TransformerDecoderBase
+from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase
 from fairseq.modules import MultiheadAttention
 from fairseq.ngram_repeat_block import NGramRepeatBlock
 from fairseq.search import BeamSearch, DiverseBeamSearch, Search
@@ -30,8 +29,6 @@ from fairseq_el.models.caches import BeamHistory, SharedMemory, SourceMemory
 from fairseq_el.models.conversion import is_accelerated
 from fairseq_el.models.policy import Decision, Shape, largest_batch
 
-logger = logging.getLogger(__name__)
-
 
 def shared_attention(model: BaseFairseqModel) -> MultiheadAttention:
     """An attention layer to what the beams of a sentence share: the source, or else the prompt."""
@@ -44,6 +41,19 @@ def attention_shape(model: BaseFairseqModel, batch: int, beam: int, length: int)
     # of the arithmetic, which a packed model's embedding, its first parameter, doesn't tell
     size = attention.k_proj.weight.element_size()
     return Shape(batch, beam, length, attention.num_heads, attention.kdim, size)
+
+
+def source_of(net_input: dict[str, Tensor]) -> Tensor:
+    """[b, n], or [b, n, features]; fairseq's speech datasets have names of their own for it."""
+    return next(net_input[name] for name in ("src_tokens", "source", "features") if name in net_input)
+
+
+def newest_attention(extra: dict | None) -> Tensor | None:
+    """[b * x, n], of what a decoder returns beside its logits."""
+    attention = extra["attn"] if extra else None
+    if isinstance(attention, list):
+        attention = attention[0]
+    return None if attention is None else attention[:, -1, :]
 
 
 class ELEnsemble(EnsembleModelWithAlignment):
@@ -85,23 +95,26 @@ class ELEnsemble(EnsembleModelWithAlignment):
     def forward_encoder(self, net_input: dict[str, Tensor]):
         if not self.accelerated:
             return super().forward_encoder(net_input)
-        self.check_source_length(net_input["src_tokens"].size(1))
+        source = source_of(net_input)
+        self.check_source_length(source)
         with self.profile.time("encoder"):
             return [
                 SourceMemory.from_encoder_out(
                     encoder_out,
                     decision=self.decision,
-                    reserved_bytes=self.beam_bytes(model, net_input["src_tokens"].size(0)),
+                    reserved_bytes=self.beam_bytes(model, source.size(0)),
                     wants_weights=self.wants_weights,
                 )
                 for model, encoder_out in zip(self.models, super().forward_encoder(net_input))
             ]
 
-    def check_source_length(self, length: int) -> None:
-        longest = min(model.max_positions()[0] for model in self.models)
-        if length > longest:
+    def check_source_length(self, source: Tensor) -> None:
+        """source: [b, n] tokens; or audio or its features, whose length only the task limits."""
+        encoders = [m.encoder for m in self.models if isinstance(m.encoder, TransformerEncoderBase)]
+        longest = min((encoder.max_positions() for encoder in encoders), default=source.size(1))
+        if source.size(1) > longest:
             raise UserError(
-                f"a source of {length} tokens is longer than the model's {longest} positions; "
+                f"a source of {source.size(1)} tokens is longer than the model's {longest} positions; "
                 "cut sources with --truncate-source or leave them out with "
                 "--skip-invalid-size-inputs-valid-test"
             )
@@ -156,8 +169,7 @@ class ELEnsemble(EnsembleModelWithAlignment):
             logits -= normaliser.unsqueeze(1)
             normaliser = torch.zeros_like(normaliser)
         self.logit_search.normaliser = normaliser
-        attention = extra["attn"][0]
-        return logits, None if attention is None else attention[:, -1, :]
+        return logits, newest_attention(extra)
 
     def _checked(self, found: tuple[Tensor, Tensor | None]) -> tuple[Tensor, Tensor | None]:
         """found: log-probabilities, [b * x, vocabulary], of which in every row any one tells, and attention."""
@@ -201,11 +213,12 @@ class ELSequenceGenerator(SequenceGenerator):
         *args,
         el_attention: str = "auto",
         el_memory_budget: int | None = None,
-        el_block_ngrams: bool = False,
+        el_stock_ngrams: bool = False,
         wants_weights: bool = False,
         **kwargs,
     ):
-        """el_attention: `auto`, `always` or `never`; el_memory_budget: bytes for the state of a batch."""
+        """el_attention: `auto`, `always` or `never`; el_memory_budget: bytes for the state of a batch;
+        el_stock_ngrams: ignore `no_repeat_ngram_size` where stock fairseq does."""
         if isinstance(models, EnsembleModel):
             models = list(models.models)
         share = None if el_memory_budget is None else el_memory_budget // len(models)
@@ -214,26 +227,18 @@ class ELSequenceGenerator(SequenceGenerator):
         self.decision = decision
         if type(self.search) is BeamSearch and self.model.offers_logits():
             self.search = self.model.logit_search = LogitBeamSearch(tgt_dict)
-        self._set_ngram_block(el_block_ngrams)
+        self._set_ngram_block(el_stock_ngrams)
 
     @property
     def profile(self) -> Profile:
         return self.model.profile
 
-    def _set_ngram_block(self, wanted: bool) -> None:
+    def _set_ngram_block(self, as_stock: bool) -> None:
+        """Stock's own block works with its CUDA extension alone: without, it compares with the padding behind the
+        hypothesis and never blocks anything (fairseq issue 5206), for which it takes a loop over all rows."""
         stock = self.repeat_ngram_blocker
-        if stock is None or stock.use_extension:
-            return
-        if wanted:
-            self.repeat_ngram_blocker = self.ngram_block(stock.no_repeat_ngram_size)
-        else:
-            # Stock's fallback compares with the padding behind the hypothesis and never blocks anything
-            # (fairseq issue 5206); leaving it out gives the same hypotheses without its loop.
-            self.repeat_ngram_blocker = None
-            logger.warning(
-                "stock fairseq ignores --no-repeat-ngram-size where its CUDA extension is missing, and so "
-                "does this run; --el-block-ngrams makes it work"
-            )
+        if stock is not None and not stock.use_extension:
+            self.repeat_ngram_blocker = None if as_stock else self.ngram_block(stock.no_repeat_ngram_size)
 
     def ngram_block(self, size: int) -> NGramBlock:
         return NGramBlock(size)
@@ -245,7 +250,7 @@ class ELSequenceGenerator(SequenceGenerator):
             sample = {name: value for name, value in sample.items() if name != "id"}
         if not self.model.accelerated:
             return super()._generate(sample, prefix_tokens, constraints, bos_token)
-        b, n = sample["net_input"]["src_tokens"].shape
+        b, n = source_of(sample["net_input"]).shape[:2]
         self.model.longest_output = self._longest_output(sample["net_input"], n) + 1
         self.decision.expected_steps = max(self.min_len + 1, self.profile.mean_length())
         self.model.follow(prefix_tokens, self.eos)
@@ -261,7 +266,7 @@ class ELSequenceGenerator(SequenceGenerator):
 
     def _longest_output(self, net_input: dict[str, Tensor], source_length: int) -> int:
         if self.match_source_len:
-            return int(net_input["src_lengths"].max())
+            return int(net_input["src_lengths"].max()) if "src_lengths" in net_input else source_length
         return min(int(self.max_len_a * source_length + self.max_len_b), self.max_len - 1)
 
     def _rows_that_fit(self, b: int, n: int) -> list[slice]:

@@ -4,7 +4,6 @@ import gc
 import re
 from argparse import Namespace
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,11 +11,9 @@ from fairseq import checkpoint_utils
 from fairseq.models import BaseFairseqModel
 from fairseq.tasks import FairseqTask
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
-from omegaconf import DictConfig
 
-from fairseq_el.checkpoints import validation
-from fairseq_el.checkpoints.meta_init import precision_of
-from fairseq_el.errors import UserError, is_from_fairseq, not_from_fairseq
+from fairseq_el.checkpoints.meta_init import fill, precision_of
+from fairseq_el.errors import UserError
 from fairseq_el.jobs.model_files import ModelFiles
 from fairseq_el.jobs.presets import Preset
 from fairseq_el.plugin.tasks import (
@@ -25,7 +22,7 @@ from fairseq_el.plugin.tasks import (
     ELTranslationConfig,
     ELTranslationTask,
 )
-from fairseq_el.text.vocabulary import load_dictionary
+from fairseq_el.plugin.text_format import ELFormattedTranslationTask, FormattedTranslationTask, TextFormat
 
 
 def load_task(preset: Preset, files: ModelFiles, saved: Any, stock: bool) -> tuple[FairseqTask, Any]:
@@ -47,18 +44,25 @@ def load_task(preset: Preset, files: ModelFiles, saved: Any, stock: bool) -> tup
     if name == "language_modeling":
         if stock:
             raise UserError(
-                "stock fairseq can't count tokens from the end of a prompt: leave out --attention stock"
+                "stock fairseq can't count tokens from the end of a prompt: leave out --stock"
             )
-        load_dictionary(files.dictionary("source"))  # says so if there is none, or it is damaged
+        dictionary = files.load_dictionary("source")
         language = configured(ELLanguageModelingConfig, preset, files)
-        return ELLanguageModelingTask.setup_task(language), language
+        return ELLanguageModelingTask(language, dictionary, dictionary), language
     config = configured(TranslationConfig if stock else ELTranslationConfig, preset, files)
     named = {side: getattr(saved.task, f"{side}_lang", None) for side in ("source", "target")}
     languages = [str("" if language is None else language) or side for side, language in named.items()]
     if not all(re.fullmatch(r"[\w.@-]{1,99}", language) for language in languages):
         raise UserError(f"the settings in {files.checkpoint} are damaged, they name no languages: get the file again")
-    dictionaries = [load_dictionary(files.dictionary(language)) for language in languages]
-    return (TranslationTask if stock else ELTranslationTask)(config, *dictionaries), config
+    source, target = (files.load_dictionary(language) for language in languages)
+    if getattr(saved.task, "source_format", None) is None:
+        return (TranslationTask if stock else ELTranslationTask)(config, source, target), config
+    task = (FormattedTranslationTask if stock else ELFormattedTranslationTask)(config, source, target)
+    task.text_format = TextFormat.parse(saved.task, preset.task(), source, target)
+    special = len(task.text_format.prefix + task.text_format.suffix)
+    longest = min(config.max_source_positions, saved.model.max_source_positions)
+    config.max_source_positions = longest - (special - 1)  # one of them is </s>, as in any source
+    return task, config
 
 
 def configured(config_class: type, preset: Preset, files: ModelFiles) -> Any:
@@ -67,34 +71,24 @@ def configured(config_class: type, preset: Preset, files: ModelFiles) -> Any:
     return config_class(data=str(files.checkpoint.parent), **options)
 
 
-def load_state(path: Path) -> dict[str, Any]:
-    """A checkpoint in today's form, with which fairseq will do nothing but build a model."""
-    validation.check_file(path)
-    state = checkpoint_utils.load_checkpoint_to_cpu(str(path))
-    settings = state.get("cfg")
-    if not is_from_fairseq(state) or not has_settings(settings, "task") or not has_settings(settings, "model"):
-        raise UserError(not_from_fairseq(str(path)))
-    validation.check_weights(state["model"])
-    validation.check_settings(state["cfg"].model, path.stat().st_size)
-    return state
-
-
-def has_settings(settings: Any, name: str) -> bool:
-    part = settings.get(name) if isinstance(settings, DictConfig) else None
-    return isinstance(part, Namespace) or (isinstance(part, DictConfig) and part.get("_name") is not None)
-
-
 def load_model(
     files: ModelFiles, preset: Preset, stock: bool, fp16: bool, cpu: bool
 ) -> tuple[FairseqTask, BaseFairseqModel]:
-    state = load_state(files.checkpoint)
+    state = files.load_state()
     task, config = load_task(preset, files, state["cfg"], stock)
     on_gpu = torch.cuda.is_available() and not cpu
-    if not on_gpu and getattr(config, "el_packing", None) == "auto":  # packing takes either precision
-        task.vacant_dtype = precision_of(state["model"])
-    (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task(
-        [str(files.checkpoint)], task=task, state=state
-    )
+    packs = not on_gpu and getattr(config, "el_packing", None) == "auto"  # packing takes either precision
+    if files.huggingface:
+        if packs:
+            task.meta_init_dtype = state["model"].dtype
+        model = task.build_model(state["cfg"].model, from_checkpoint=True)
+        fill(model, state["model"])
+    else:
+        if packs:
+            task.meta_init_dtype = precision_of(state["model"])
+        (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task(
+            [str(files.checkpoint)], task=task, state=state
+        )
     del state
     gc.collect()  # fairseq leaves it in a cycle of references, and packing takes as much again
     if fp16:

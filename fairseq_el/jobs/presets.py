@@ -7,7 +7,7 @@ searching adds to them. A few options more say what becomes of the text around t
 import difflib
 import math
 from argparse import Namespace
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Optional
@@ -57,8 +57,8 @@ class Preset:
     options: dict[str, Any]
 
     def changed(self, **options: Any) -> "Preset":
-        """The same with other options; None leaves an option out."""
-        merged = _checked(self.options | {k: v for k, v in options.items() if v is not None}, self.name)
+        """The same with other options, by the names they have on the command line; None leaves an option out."""
+        merged = _checked(self.options | {k: v for k, v in options.items() if v is not None}, self.name, options)
         return replace(self, options={k: v for k, v in merged.items() if options.get(k, v) is not None})
 
     def arguments(self) -> list[str]:
@@ -143,41 +143,53 @@ def _check_form(path: Path, text: str) -> None:
         raise UserError(f"{path} is larger than any file of settings: give another preset")
 
 
-def _checked(options: dict[str, Any], where: str) -> dict[str, Any]:
-    """The options with values of the types that fairseq declares for them."""
+def _checked(options: dict[str, Any], where: str, given: Collection[str] = ()) -> dict[str, Any]:
+    """The options with values of the types that fairseq declares for them.
+
+    where: the preset to name in errors; given: options that are not the preset's own but the user's.
+    """
     for name, choices in CHOICES.items():
         if name in options and options[name] not in choices:
             hint = _hint(options[name], choices)
-            raise UserError(f"preset {where}: there is no {name} {str(options[name])[:40]!r}{hint}")
+            raise UserError(f"{_label(name, where, given)} {str(options[name])[:40]!r} does not exist{hint}")
     typed: dict[str, DictConfig] = {}
     for config in _configs(options):
         typed |= dict.fromkeys(_fields(config), OmegaConf.structured(config))
     return {
-        name: value if name in CHOICES else _converted(name, value, typed, where)
+        name: value if name in CHOICES else _converted(name, value, typed, _label(name, where, given))
         for name, value in options.items()
     }
 
 
-def _converted(name: str, value: Any, typed: dict[str, DictConfig], where: str) -> Any:
+def _label(name: str, where: str, given: Collection[str]) -> str:
+    """An option in an error: as on the command line, or with the preset that has it."""
+    return f"--{name[:40].replace('_', '-')}" if name in given else f"preset {where}: {name[:40]}"
+
+
+def _converted(name: str, value: Any, typed: dict[str, DictConfig], label: str) -> Any:
     if name not in typed:
-        raise UserError(f"preset {where}: there is no option {name[:40]!r}{_hint(name[:40], typed)}")
+        raise UserError(f"{label} is not an option{_hint(name[:40], typed)}")
     default = typed[name]._get_node(name)._value()  # type: ignore[union-attr]
     try:
         typed[name][name] = value
         converted = typed[name][name]
     except (OmegaConfBaseException, ValueError, OverflowError) as error:
         reason = " ".join(str(error).splitlines()[:1])[:200]
-        raise UserError(f"preset {where}: the value of {name} does not fit: {reason}") from error
-    if isinstance(converted, int | float) and not _is_in_range(name, converted, default):
-        raise UserError(f"preset {where}: the value of {name} does not fit: {converted} is out of range")
+        raise UserError(f"{label} {str(value)[:40]} is not valid: {reason}") from error
+    if isinstance(converted, int | float):
+        least = _least(name, default)
+        if not math.isfinite(converted):
+            raise UserError(f"{label} {converted} is out of range: a finite number")
+        if converted < least:
+            raise UserError(f"{label} {converted} is out of range: at least {least}")
     return converted
 
 
-def _is_in_range(name: str, value: float, default: Any) -> bool:
+def _least(name: str, default: Any) -> float:
     """fairseq has defaults below zero for what is switched off; otherwise it takes such values and goes wrong."""
     if name in OF_ANY_SIGN or (isinstance(default, int | float) and default < 0):
-        return math.isfinite(value)
-    return (1 if name in COUNTS else 0) <= value < math.inf
+        return -math.inf
+    return 1 if name in COUNTS else 0
 
 
 def _configs(options: dict[str, Any]) -> list[type[FairseqDataclass]]:

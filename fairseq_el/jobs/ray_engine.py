@@ -396,7 +396,7 @@ def open_engine(job: Job, address: str | None, workers: int | None) -> Iterator[
     with connected(address, max(workers or 1, torch.get_num_threads())):
         configure()
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        pool = pool_for(nodes, workers, job.files.checkpoint.stat().st_size, job.options["cpu"])
+        pool = pool_for(nodes, workers, job.files.size(), job.options["cpu"])
         try:
             with closing(job.answers(reader, pool)) as answers:  # before Ray itself ends
                 yield RayEngine(reader, answers)

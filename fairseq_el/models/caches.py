@@ -8,6 +8,7 @@ import functools
 import time
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any
 
 import torch
 from fairseq.modules import MultiheadAttention
@@ -141,20 +142,27 @@ class SourceMemory(SharedMemory):
         super().__init__(real_span(states, padding_mask), padding_mask, decision, reserved_bytes)
         self.states = states
         self.wants_weights = wants_weights
+        self.bare = False  # whether the decoder takes tensors as they are, not in lists
 
     @classmethod
-    def from_encoder_out(cls, encoder_out: dict[str, list[Tensor]], **options) -> "SourceMemory":
-        states = encoder_out["encoder_out"][0].transpose(0, 1).contiguous()  # [n, b, d] -> [b, n, d]
-        masks = encoder_out["encoder_padding_mask"]
-        padding_mask = masks[0] if masks and masks[0].any() else None
-        return cls(states, padding_mask, **options)
+    def from_encoder_out(cls, encoder_out: dict[str, Any], **options) -> "SourceMemory":
+        """Takes tensors in lists, as Transformer encoders return them, or bare, as wav2vec's does."""
+        bare = isinstance(encoder_out["encoder_out"], Tensor)
+        states = encoder_out["encoder_out"] if bare else encoder_out["encoder_out"][0]
+        masks = [encoder_out["padding_mask"]] if bare else encoder_out["encoder_padding_mask"]
+        has_padding = len(masks) > 0 and masks[0] is not None and bool(masks[0].any())
+        memory = cls(states.transpose(0, 1).contiguous(), masks[0] if has_padding else None, **options)
+        memory.bare = bare
+        return memory
 
     @classmethod
     def of(cls, incremental_state: dict | None) -> "SourceMemory | None":
         return incremental_state.get(cls.KEY) if incremental_state else None
 
-    def as_encoder_out(self) -> dict[str, list[Tensor]]:
-        """The form in which a fairseq decoder takes it; views, no copies."""
+    def as_encoder_out(self) -> dict[str, Any]:
+        """The form in which the model's decoder takes it; views, no copies."""
+        if self.bare:
+            return {"encoder_out": self.states.transpose(0, 1), "padding_mask": self.padding_mask}
         return {
             "encoder_out": [self.states.transpose(0, 1)],  # [n, b, d]
             "encoder_padding_mask": [] if self.padding_mask is None else [self.padding_mask],

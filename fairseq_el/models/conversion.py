@@ -2,8 +2,9 @@
 
 from contextlib import nullcontext
 
-from fairseq.models import BaseFairseqModel
+from fairseq.models import BaseFairseqModel, FairseqMultiModel
 from fairseq.models.bart import BARTModel
+from fairseq.models.nat import FairseqNATModel
 from fairseq.models.transformer import (
     TransformerDecoderBase,
     TransformerEncoder,
@@ -11,12 +12,14 @@ from fairseq.models.transformer import (
     TransformerModel,
 )
 from fairseq.models.transformer_lm import TransformerLanguageModel
+from fairseq.models.wav2vec.wav2vec2_asr import TransformerDecoder as SpeechDecoder
 from fairseq.modules import (
     LearnedPositionalEmbedding,
     MultiheadAttention,
     SinusoidalPositionalEmbedding,
 )
 from omegaconf import OmegaConf, open_dict
+from torch import nn
 
 from fairseq_el.checkpoints.loading import check_dictionary
 from fairseq_el.checkpoints.validation import check_weights
@@ -28,6 +31,7 @@ from fairseq_el.models.positions import LearnedAfterPrompt, SinusoidalAfterPromp
 
 PREFIX = "el_"
 FAMILIES = ("transformer", "bart", "transformer_lm")
+"""Stock models whose architectures have an `el_` twin. Any other model with such a decoder has an EL form too."""
 
 
 class ELModel:
@@ -72,17 +76,28 @@ def is_accelerated(model: BaseFairseqModel) -> bool:
 
 
 def has_el_form(model: BaseFairseqModel) -> bool:
-    """True for models whose decoder is fairseq's Transformer decoder, with encoder-decoder attention in all layers
-    or, in a language model, in none."""
+    """True for models whose decoder runs as fairseq's Transformer decoder (or wav2vec's copy of it), with
+    encoder-decoder attention in all layers or, in a language model, in none."""
+    if isinstance(model, FairseqMultiModel):
+        return all(map(has_el_form, model.models.values()))
     decoder = getattr(model, "decoder", None)
-    if not isinstance(decoder, TransformerDecoderBase):
+    if isinstance(model, FairseqNATModel) or not runs_as_stock(decoder):
         return False
     attends = [getattr(layer, "encoder_attn", None) is not None for layer in decoder.layers]
-    if type(decoder).forward is not TransformerDecoderBase.forward or decoder.cross_self_attention:
-        return False
     if hasattr(model, "encoder"):
         return all(attends)
     return not any(attends) and all(reads_prompts(layer.self_attn) for layer in decoder.layers)
+
+
+def runs_as_stock(decoder: object) -> bool:
+    """False for subclasses with a way of decoding of their own, such as a pointer-generator's."""
+    if isinstance(decoder, SpeechDecoder):
+        return type(decoder).forward is SpeechDecoder.forward
+    return (
+        isinstance(decoder, TransformerDecoderBase)
+        and type(decoder).forward is TransformerDecoderBase.forward
+        and not decoder.cross_self_attention
+    )
 
 
 def reads_prompts(attention: MultiheadAttention) -> bool:
@@ -115,14 +130,15 @@ def to_el_form(model: BaseFairseqModel) -> BaseFairseqModel:
     if not has_el_form(model):
         name = getattr(getattr(model, "args", None), "arch", None) or type(model).__name__
         raise UserError(
-            f"{name} has no EL form (there is one for the families {', '.join(FAMILIES)}); "
+            f"{name} has no EL form (that needs fairseq's Transformer decoder); "
             "run it with stock fairseq, that is, without accelerate() or --user-dir fairseq_el"
         )
-    if hasattr(model, "encoder"):
-        specialise_encoder(model.encoder)
-        specialise_decoder(model.decoder)
-    else:
-        specialise_language_model(model.decoder)
+    for part in model.models.values() if isinstance(model, FairseqMultiModel) else [model]:
+        if hasattr(part, "encoder"):
+            specialise_encoder(part.encoder)
+            specialise_decoder(part.decoder)
+        else:
+            specialise_language_model(part.decoder)
     if not is_accelerated(model):
         model.__class__ = el_class_of(type(model))
         if model._is_generation_fast:
@@ -130,10 +146,12 @@ def to_el_form(model: BaseFairseqModel) -> BaseFairseqModel:
     return model
 
 
-def specialise_encoder(encoder: TransformerEncoderBase) -> None:
+def specialise_encoder(encoder: nn.Module) -> None:
+    """Encoders of speech have their layers under various names, so the attention layers are looked up by class."""
     encoder.__dict__.pop("reorder_encoder_out", None)  # an earlier stock search may have left its own
-    for layer in encoder.layers:
-        specialise(layer.self_attn, FusedSelfAttention)
+    for module in encoder.modules():
+        if isinstance(module, MultiheadAttention) and module.self_attention:
+            specialise(module, FusedSelfAttention)
     if type(encoder) in (TransformerEncoder, TransformerEncoderBase):
         encoder.__class__ = ELEncoder
 

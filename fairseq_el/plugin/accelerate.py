@@ -1,21 +1,41 @@
 """The Python entrance: `fairseq_el.accelerate(model)`."""
 
+from collections.abc import Iterator
+from typing import Any
+
 from fairseq.hub_utils import GeneratorHubInterface
+from fairseq.models.speech_to_text.hub_interface import S2THubInterface
 from torch import nn
 
 from fairseq_el.models.conversion import to_el_form
-from fairseq_el.plugin.tasks import generate_with_el
+from fairseq_el.plugin.tasks import GIVEN_SENTENCES, generate_with_el
+
+
+class ELHubInterface:
+    """Mixed into what `from_pretrained` returns."""
+
+    def _build_batches(self, tokens, *args, **options) -> Iterator[dict[str, Any]]:
+        for batch in super()._build_batches(tokens, *args, **options):
+            batch[GIVEN_SENTENCES] = len(tokens)
+            yield batch
 
 
 def accelerate(model: nn.Module) -> nn.Module:
     """Turns a loaded stock fairseq model into its EL form, in place, and returns it.
 
-    Takes a model (`TransformerModel`, `BARTModel`) or what `from_pretrained` returns, whose `sample`,
-    `translate` and `generate` then use our generator too.
+    Takes a model (`TransformerModel`, `BARTModel`) or what `from_pretrained` returns for a task of text or speech,
+    whose `sample`, `translate`, `generate` or `predict` then use our generator too.
     """
     if isinstance(model, GeneratorHubInterface):
         for part in model.models:
             to_el_form(part)
         generate_with_el(model.task)
+        if not isinstance(model, ELHubInterface):
+            model.__class__ = type(f"EL{type(model).__name__}", (ELHubInterface, type(model)), {})
+        return model
+    if isinstance(model, S2THubInterface):
+        to_el_form(model.model)
+        generate_with_el(model.task)
+        model.generator = model.task.build_generator([model.model], model.cfg.generation)
         return model
     return to_el_form(model)

@@ -11,8 +11,8 @@ def register() -> None:
     """Makes the plugin known to fairseq and torch. The second call does nothing.
 
     - models: the architectures `el_transformer`, `el_bart` and `el_transformer_lm`, with a twin of each stock one
-    - tasks: `el_translation`, `el_language_modeling` and `stock_cache_meter`; the stock names `translation` and
-      `language_modeling` stand for ours, so that command lines stay as they are
+    - tasks: `el_translation`, `el_language_modeling` and `stock_cache_meter`; the names of all stock tasks stand for
+      our subclasses of them, so that command lines stay as they are
     - the scorer `rouge`
     - torch's list of safe globals: the classes in released checkpoints
     - numpy, logging, warnings and `sys.excepthook`: names that fairseq 0.12 needs, no notices about fairseq's own
@@ -55,27 +55,34 @@ def _register_models() -> None:
 
 
 def _register_tasks() -> None:
-    from fairseq.tasks import register_task
+    from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY, register_task
 
-    from fairseq_el.plugin import stock_cache_meter, tasks
+    from fairseq_el.plugin import options, stock_cache_meter, tasks
 
     register_task("el_translation", dataclass=tasks.ELTranslationConfig)(tasks.ELTranslationTask)
     register_task("el_language_modeling", dataclass=tasks.ELLanguageModelingConfig)(tasks.ELLanguageModelingTask)
+    _stand_in_for("translation", tasks.ELTranslationTask, tasks.ELTranslationConfig)
+    _stand_in_for("language_modeling", tasks.ELLanguageModelingTask, tasks.ELLanguageModelingConfig)
+    for name, task in list(TASK_REGISTRY.items()):
+        if not issubclass(task, tasks.ELGeneration):
+            config = TASK_DATACLASS_REGISTRY.get(name)
+            _stand_in_for(name, tasks.el_task(task), options.el_config(config) if config else None)
     register_task("stock_cache_meter", dataclass=stock_cache_meter.MeteredConfig)(stock_cache_meter.MeteredTask)
-    _stand_in_for("translation", "el_translation")
-    _stand_in_for("language_modeling", "el_language_modeling")
 
 
-def _stand_in_for(stock_name: str, el_name: str) -> None:
+def _stand_in_for(name: str, task: type, config: type | None) -> None:
     """Lets a stock task's name stand for our subclass of it. The registries are fairseq's own; its classes stay."""
     from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY
     from hydra.core.config_store import ConfigStore
 
-    TASK_REGISTRY[stock_name] = TASK_REGISTRY[el_name]
-    config = TASK_DATACLASS_REGISTRY[stock_name] = TASK_DATACLASS_REGISTRY[el_name]
+    TASK_REGISTRY[name] = task
+    if config is None:  # an older task, whose options `add_args` adds
+        return
+    setattr(task, "__dataclass", config)  # noqa: B010  (outside a class, where Python would mangle the name)
+    TASK_DATACLASS_REGISTRY[name] = config
     node = config()
-    node._name = stock_name
-    ConfigStore.instance().store(name=stock_name, group="task", node=node, provider="fairseq")
+    node._name = name
+    ConfigStore.instance().store(name=name, group="task", node=node, provider="fairseq")
 
 
 def _register_scorer() -> None:

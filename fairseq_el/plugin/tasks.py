@@ -1,96 +1,128 @@
-"""Tasks that build EL models from stock checkpoints and generate with `ELSequenceGenerator`."""
+"""Tasks that build EL models from stock checkpoints and generate with `ELSequenceGenerator`.
+
+`el_task` makes one from any stock task: `ELGeneration`, mixed in before it. `register.py` does so for all that
+fairseq has.
+"""
 
 import atexit
 import functools
 import logging
 import os
-import re
-from dataclasses import dataclass, field
-from typing import Any, Optional
+from argparse import Namespace
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from fairseq import utils
-from fairseq.dataclass import ChoiceEnum
+from fairseq.dataclass.utils import gen_parser_from_dataclass
+from fairseq.models import BaseFairseqModel
+from fairseq.search import BeamSearch, PrefixConstrainedBeamSearch
+from fairseq.sequence_generator import EnsembleModel, SequenceGenerator, SequenceGeneratorWithAlignment
+from fairseq.sequence_scorer import SequenceScorer
 from fairseq.tasks import FairseqTask
 from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 from omegaconf import OmegaConf
+from torch import Tensor
 
 from fairseq_el.checkpoints import validation
-from fairseq_el.checkpoints.meta_init import build_vacant
+from fairseq_el.checkpoints.meta_init import build_on_meta
 from fairseq_el.errors import UserError
 from fairseq_el.generation.generator import ELSequenceGenerator, ELSequenceGeneratorWithAlignment, take_rows
 from fairseq_el.generation.language import ELLanguageGenerator
 from fairseq_el.generation.non_finite import NotFinite
-from fairseq_el.models.conversion import FAMILIES, has_el_form, to_el_form
+from fairseq_el.models.conversion import has_el_form, is_accelerated, to_el_form
+from fairseq_el.plugin.completeness import AllSentences
+from fairseq_el.plugin.options import ELOptions, PromptOptions, parse_bytes
 from fairseq_el.text.rouge import RougeValidation
 
 logger = logging.getLogger(__name__)
 
 
-class ELGeneration:
+class ELGeneration(AllSentences):
     """What an EL task adds to a stock task: EL models in, our generator out."""
 
     cfg: Any  # the task's
-    vacant_dtype: torch.dtype | None = None
+    target_dictionary: Any  # the task's
+    meta_init_dtype: torch.dtype | None = None
     """Set for models that will be packed as soon as they are loaded: the precision of the checkpoint."""
     checkpoint_size: int | None = None  # in bytes, of the largest that a command line loads
+
+    @classmethod
+    def add_args(cls, parser):
+        super().add_args(parser)
+        if getattr(cls, "__dataclass", None) is None:  # else it has our options
+            gen_parser_from_dataclass(parser, ELOptions())
 
     @classmethod
     def setup_task(cls, cfg, **kwargs):
         size = check_checkpoints(cfg)
         task = super().setup_task(cfg, **kwargs)
         task.checkpoint_size = size
+        if size is not None:
+            atexit.register(task.tally.print_report)
         return task
 
     def build_model(self, cfg, from_checkpoint=False):
         if from_checkpoint:
             validation.check_settings(cfg, self.checkpoint_size)
         build = functools.partial(super().build_model, cfg, from_checkpoint)
-        if from_checkpoint and self.vacant_dtype is not None:
-            model = build_vacant(build, self.vacant_dtype)
+        if from_checkpoint and self.meta_init_dtype is not None:
+            model = build_on_meta(build, self.meta_init_dtype)
             model = model if has_el_form(model) else build()  # others are not packed
         else:
             model = build()
-        if has_el_form(model):
-            return to_el_form(model)
-        logger.warning(
-            f"{getattr(cfg, 'arch', type(model).__name__)} has no EL form; it runs with stock attention. "
-            f"EL forms exist for the families {', '.join(FAMILIES)}"
-        )
-        return model
+        return to_el_form(model) if has_el_form(model) else model
 
-    def build_generator(self, models, args, seq_gen_cls=None, extra_gen_cls_kwargs=None, **kwargs):
-        extra_gen_cls_kwargs = dict(extra_gen_cls_kwargs or {})
-        if seq_gen_cls is None:
-            extra_gen_cls_kwargs = self.generator_options() | extra_gen_cls_kwargs
-            if getattr(args, "print_alignment", False):
-                seq_gen_cls = ELSequenceGeneratorWithAlignment
-                extra_gen_cls_kwargs["print_alignment"] = args.print_alignment
-            elif all(hasattr(model, "encoder") for model in models):
-                seq_gen_cls = ELSequenceGenerator
-            else:
-                seq_gen_cls = ELLanguageGenerator
-                extra_gen_cls_kwargs = self.prompt_options() | extra_gen_cls_kwargs
-        generator = super().build_generator(models, args, seq_gen_cls, extra_gen_cls_kwargs, **kwargs)
-        if isinstance(generator, ELSequenceGenerator):
-            generator.model.checks_finite = self.checkpoint_size is not None
-            if getattr(self.options(), "el_profile", False):
-                generator.profile.watch(models)
-                atexit.register(generator.profile.print_report)
+    def build_generator(
+        self, models, args, seq_gen_cls=None, extra_gen_cls_kwargs=None, prefix_allowed_tokens_fn=None, **kwargs
+    ):
+        """Has the stock task build its generator, and ours from that. So what a task decides about it (symbols to
+        strip, an end of text of its own) holds here too. A generator of a `seq_gen_cls` stays as it is."""
+        members = list(models.models if isinstance(models, EnsembleModel) else models)
+        for model in filter(has_el_form, members):
+            to_el_form(model)
+        extra = dict(extra_gen_cls_kwargs or {})
+        if seq_gen_cls is not None:
+            return super().build_generator(models, args, seq_gen_cls=seq_gen_cls, extra_gen_cls_kwargs=extra, **kwargs)
+        options = self.generator_options()
+        options |= {name: extra.pop(name) for name in list(extra) if name in options}
+        generator = super().build_generator(models, args, extra_gen_cls_kwargs=extra, **kwargs)
+        if isinstance(generator, SequenceScorer):
+            return generator
+        if prefix_allowed_tokens_fn is not None:
+            constrain(generator, prefix_allowed_tokens_fn)
+        if type(generator) not in (SequenceGenerator, SequenceGeneratorWithAlignment):
+            logger.warning(f"{type(generator).__name__} has no EL form: this task generates as in stock fairseq")
+            return generator
+        warn_of_stock_models(members)
+        if not all(hasattr(model, "encoder") for model in members):
+            options |= self.prompt_options()
+        generator = el_generator(generator, options)
+        generator.model.checks_finite = self.checkpoint_size is not None
+        if getattr(self.options(), "el_profile", False):
+            generator.profile.watch(models)
+            atexit.register(generator.profile.print_report)
         return generator
 
-    def inference_step(self, generator, models, sample, prefix_tokens=None, constraints=None):
+    def inference_step(self, generator, models, sample, prefix_tokens=None, constraints=None, **kwargs):
+        prefix_tokens, constraints = (rows_of_batch(x, sample) for x in (prefix_tokens, constraints))
+        infer = functools.partial(super().inference_step, generator, models, **kwargs)
+        numbers = sample["id"].tolist() if isinstance(sample.get("id"), Tensor) else []
         try:
-            return super().inference_step(generator, models, sample, prefix_tokens, constraints)
+            found = infer(sample, prefix_tokens=prefix_tokens, constraints=constraints)
         except NotFinite as error:
-            if sample.get("id") is None:
+            if not numbers:
                 raise
-            failed, ids = error, sample["id"].tolist()
-        for row, number in enumerate(ids):  # each alone, to tell which it is
-            part = [take_rows(x, slice(row, row + 1), len(ids)) for x in (sample, prefix_tokens, constraints)]
+            failed = error
+        else:
+            self.tally.generated += len(found)
+            return found
+        for row, number in enumerate(numbers):  # each alone, to tell which it is
+            part = [take_rows(x, slice(row, row + 1), len(numbers)) for x in (sample, prefix_tokens, constraints)]
             try:
-                super().inference_step(generator, models, *part)
+                infer(part[0], prefix_tokens=part[1], constraints=part[2])
             except NotFinite as error:
                 raise NotFinite(f"sentence {number}: {error}") from error
         raise failed
@@ -112,56 +144,65 @@ class ELGeneration:
         return {
             "el_attention": str(option("el_attention", "auto")),
             "el_memory_budget": parse_bytes(option("el_memory_budget", None)),
-            "el_block_ngrams": option("el_block_ngrams", False),
+            "el_stock_ngrams": option("el_stock_ngrams", False),
         }
 
 
-def parse_bytes(text: str | None) -> int | None:
-    """`2G`, `512M`, `1.5GiB` or plain bytes; binary units, as memory has."""
-    if text is None:
-        return None
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", str(text), flags=re.IGNORECASE)
-    if match is None:
-        raise UserError(f"--el-memory-budget {text!r} is not a size; write for example 512M or 2G")
-    return int(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " "))
+def constrain(generator: SequenceGenerator, prefix_allowed_tokens_fn) -> None:
+    """As `FairseqTask.build_generator` does; tasks with a method of their own don't take the function there (fairseq
+    issues 3654, 3852, 5170). Any other search than beam search goes before it."""
+    if not isinstance(generator, SequenceGenerator):
+        raise UserError(
+            f"prefix_allowed_tokens_fn is for beam search, but this task generates with {type(generator).__name__}"
+        )
+    if type(generator.search) is BeamSearch:
+        generator.search = PrefixConstrainedBeamSearch(generator.tgt_dict, prefix_allowed_tokens_fn)
 
 
-@dataclass
-class ELOptions:
-    el_attention: ChoiceEnum(["auto", "always", "never"]) = field(  # type: ignore[valid-type]
-        default="auto",
-        metadata={
-            "help": "form of encoder-decoder attention while generating: always = EL-attention, only the "
-            "encoder output is kept; never = multi-head, keys and values shared by the beams; auto = "
-            "whichever is cheaper on this machine as generation proceeds, within the memory budget"
-        },
-    )
-    el_memory_budget: Optional[str] = field(
-        default=None,
-        metadata={
-            "help": "most memory for the state of a batch (encoder output, keys and values, beams), for "
-            "example 2G; layers that don't fit use EL-attention, batches that don't fit are split; "
-            "0 keeps the encoder output alone (default: no limit)"
-        },
-    )
-    el_packing: ChoiceEnum(["auto", "fp32", "none"]) = field(  # type: ignore[valid-type]
-        default="auto",
-        metadata={
-            "help": "layout of linear layers on a CPU: auto = half precision where that is exact for the "
-            "checkpoint's weights (or asked for by --fp16), else single; fp32 = single; none = as loaded"
-        },
-    )
-    el_block_ngrams: bool = field(
-        default=False,
-        metadata={
-            "help": "make --no-repeat-ngram-size work where stock fairseq ignores it (without its CUDA "
-            "extension); outputs then differ from stock's"
-        },
-    )
-    el_profile: bool = field(
-        default=False,
-        metadata={"help": "print time by stage and memory of cached state at the end"},
-    )
+def warn_of_stock_models(models: Iterable[BaseFairseqModel]) -> None:
+    names = sorted({type(model).__name__ for model in models if not is_accelerated(model)})
+    if names:
+        logger.warning(
+            f"{', '.join(names)} has no EL form (that needs fairseq's Transformer decoder): it runs as in stock fairseq"
+        )
+
+
+def el_generator(stock: SequenceGenerator, options: dict) -> ELSequenceGenerator:
+    """Our generator with the settings of a stock one."""
+    models = list(stock.model.models)
+    blocker, suppressed = stock.repeat_ngram_blocker, stock.token_indices_to_suppress
+    options = options | {
+        name: getattr(stock, name)
+        for name in (
+            "beam_size", "max_len_a", "max_len_b", "max_len", "min_len", "normalize_scores", "len_penalty",
+            "unk_penalty", "temperature", "match_source_len", "eos", "symbols_to_strip_from_output", "lm_model",
+            "lm_weight",
+        )
+    }  # fmt: skip
+    options |= {
+        "search_strategy": stock.search,
+        "no_repeat_ngram_size": 0 if blocker is None else blocker.no_repeat_ngram_size,
+        "tokens_to_suppress": () if suppressed is None else [stock.tgt_dict[index] for index in suppressed],
+    }
+    if isinstance(stock, SequenceGeneratorWithAlignment):
+        is_hard = stock.extract_alignment is utils.extract_hard_alignment
+        options |= {"left_pad_target": stock.left_pad_target, "print_alignment": "hard" if is_hard else "soft"}
+        return ELSequenceGeneratorWithAlignment(models, stock.tgt_dict, **options)
+    kind = ELSequenceGenerator if all(hasattr(model, "encoder") for model in models) else ELLanguageGenerator
+    return kind(models, stock.tgt_dict, **options)
+
+
+def rows_of_batch(value: Tensor | None, sample: dict) -> Tensor | None:
+    """What concerns the sentences of a batch in a tensor with a row for each of those that a hub interface was given
+    (fairseq issue 4021). Elsewhere the rows are the batch's already."""
+    sentences = sample.get(GIVEN_SENTENCES)
+    if value is None or sentences is None or value.size(0) != sentences:
+        return value
+    return value[sample["id"].to(value.device)]
+
+
+GIVEN_SENTENCES = "fairseq_el.given_sentences"
+"""In a sample of a hub interface: how many sentences it was given in all."""
 
 
 def command_of(cfg) -> Any:
@@ -179,12 +220,22 @@ def save_stock_name(cfg, stock_name: str) -> None:
 
 def check_checkpoints(cfg) -> int | None:
     """Looks into the files that a command line is about to load; returns the size of the largest in bytes."""
-    whole = command_of(cfg)
-    path = whole.common_eval.path if whole is not None and "common_eval" in whole else None
+    if isinstance(cfg, Namespace):  # of a task without a data class: all options of the command line
+        path = getattr(cfg, "path", None)
+    else:
+        whole = command_of(cfg)
+        path = whole.common_eval.path if whole is not None and "common_eval" in whole else None
     files = [file for file in utils.split_paths(path) if os.path.isfile(file)] if path else []
     for file in files:
         validation.check_file(file)
     return max(map(os.path.getsize, files), default=None)
+
+
+@functools.cache
+def el_task(stock: type[FairseqTask]) -> type[FairseqTask]:
+    """The stock task's subclass that generates with EL-attention."""
+    mixins = (RougeValidation, ELGeneration) if issubclass(stock, TranslationTask) else (ELGeneration,)
+    return type(f"EL{stock.__name__}", (*mixins, stock), {"__doc__": f"{stock.__name__}, generating with EL-attention."})
 
 
 @dataclass
@@ -202,25 +253,8 @@ class ELTranslationTask(RougeValidation, ELGeneration, TranslationTask):
 
 
 @dataclass
-class ELLanguageModelingConfig(ELOptions, LanguageModelingConfig):
-    max_new_tokens: Optional[int] = field(
-        default=None,
-        metadata={
-            "help": "most tokens to generate after each prompt; --max-len-a and --max-len-b, as in stock "
-            "fairseq, count the prompt too"
-        },
-    )
-    truncate_prompt: bool = field(
-        default=False,
-        metadata={"help": "shorten prompts from the left that leave no room for the output"},
-    )
-    el_unscored_prompts: bool = field(
-        default=False,
-        metadata={
-            "help": "leave prompts out of the scores, which saves the output layer's work on them; beams of "
-            "different lengths are then ranked by their new tokens alone, unlike in stock fairseq"
-        },
-    )
+class ELLanguageModelingConfig(PromptOptions, ELOptions, LanguageModelingConfig):
+    pass
 
 
 class ELLanguageModelingTask(ELGeneration, LanguageModelingTask):
@@ -240,4 +274,4 @@ class ELLanguageModelingTask(ELGeneration, LanguageModelingTask):
 def generate_with_el(task: FairseqTask) -> None:
     """Makes one task object, in place, build `ELSequenceGenerator`s from now on."""
     if not isinstance(task, ELGeneration):
-        task.__class__ = type("EL" + type(task).__name__, (ELGeneration, type(task)), {})
+        task.__class__ = el_task(type(task))

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from fairseq.data.encoders.gpt2_bpe import GPT2BPE
-from fairseq.data.encoders.sentencepiece_bpe import SentencepieceBPE
+
+from fairseq_el.text.vocabulary import Encoding
 
 CHARACTERS_PER_TOKEN = 8  # more than texts have
 
@@ -11,7 +12,7 @@ CHARACTERS_PER_TOKEN = 8  # more than texts have
 class Tokenizer:
     """Text as pieces, and back."""
 
-    def __init__(self, encoding: SentencepieceBPE | GPT2BPE):
+    def __init__(self, encoding: Encoding):
         self.encoding = encoding
 
     def encode(self, text: str) -> list[str]:
@@ -20,12 +21,12 @@ class Tokenizer:
     def beginning(self, text: str, longest: int) -> tuple[list[str], bool]:
         """The first pieces of a text, and whether there are more.
 
-        Little more than these is encoded: the time GPT-2's encoding takes for a word grows with its square.
+        Encodes little more than these: GPT-2's encoding takes time quadratic in the length of a word.
         """
         size = CHARACTERS_PER_TOKEN * longest
         while True:
-            part = text if len(text) <= size else text[:size].rsplit(maxsplit=1)[0]  # no word in two
-            if part is not text and len(part) < size // 2:  # before a run of spaces, or a word, as long as that
+            part = text if len(text) <= size else text[:size].rsplit(maxsplit=1)[0]  # at the end of a word
+            if part is not text and len(part) < size // 2:  # after it come as many spaces, or a word as long
                 part = text[:size]
             pieces = self.encode(part)
             if len(pieces) > longest or part is text:
@@ -33,7 +34,7 @@ class Tokenizer:
             size *= 4
 
     def decode(self, pieces: Sequence[str]) -> str:
-        if isinstance(self.encoding, GPT2BPE):  # which fails on the entries that only fill a dictionary up
+        if isinstance(self.encoding, GPT2BPE):  # fails on entries that only pad the dictionary
             known = self.encoding.bpe.decoder
             pieces = [p for p in pieces if p in ("<unk>", "<mask>") or (p.isdecimal() and int(p) in known)]
         return self.encoding.decode(" ".join(pieces))

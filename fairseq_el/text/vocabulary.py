@@ -5,13 +5,13 @@ pieces that the model was not trained on.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from fairseq.data import Dictionary
 from fairseq.data.encoders.gpt2_bpe import GPT2BPE, GPT2BPEConfig
-from fairseq.data.encoders.gpt2_bpe_utils import bytes_to_unicode
+from fairseq.data.encoders.gpt2_bpe_utils import Encoder, bytes_to_unicode
 from fairseq.data.encoders.sentencepiece_bpe import SentencepieceBPE, SentencepieceConfig
 
 from fairseq_el.errors import UserError, not_a_dictionary
@@ -31,13 +31,59 @@ def load_dictionary(path: Path) -> Dictionary:
         raise UserError(" ".join(not_a_dictionary(str(path), error).split())) from error
 
 
-def load_encoding(files: Sequence[Path]) -> SentencepieceBPE | GPT2BPE:
-    """files: one of SentencePiece, or encoder.json and vocab.bpe of GPT-2's encoding."""
+def build_dictionary(symbols: Iterable[str]) -> Dictionary:
+    """symbols: without fairseq's special ones."""
+    dictionary = Dictionary()
+    for symbol in symbols:
+        dictionary.add_symbol(symbol)
+    return dictionary
+
+
+class GPT2Encoding(GPT2BPE):
+    """GPT-2's encoding from tokens and merges in memory."""
+
+    def __init__(self, tokens: dict[str, int], merges: list[tuple[str, str]]):
+        self.bpe = Encoder(tokens, merges)
+
+
+class TokenizersEncoding:
+    """The pieces that a tokenizer.json makes, by the library `tokenizers`."""
+
+    def __init__(self, path: Path):
+        try:
+            from tokenizers import Tokenizer
+        except ImportError as error:
+            raise UserError(
+                f"{path} needs the package tokenizers: install it, or put the model's sentencepiece.bpe.model there"
+            ) from error
+        try:
+            self.tokenizer = Tokenizer.from_file(str(path))
+        except Exception as error:  # the library has no class of its own
+            raise UserError(f"{path} is not a tokenizer's file: copy or download it again") from error
+
+    def encode(self, text: str) -> str:
+        return " ".join(self.tokenizer.encode(text, add_special_tokens=False).tokens)
+
+    def decode(self, text: str) -> str:
+        return text.replace(" ", "").replace("\u2581", " ").strip()
+
+
+Encoding: TypeAlias = SentencepieceBPE | GPT2BPE | TokenizersEncoding
+
+
+def load_encoding(files: Sequence[Path]) -> Encoding:
+    """files: one of SentencePiece, encoder.json and vocab.bpe of GPT-2's encoding, or a tokenizer.json."""
     if len(files) == 1:
-        return load_sentencepiece(files[0])
+        return TokenizersEncoding(files[0]) if files[0].suffix == ".json" else load_sentencepiece(files[0])
     encoder, merges = files
     check_gpt2(read_pieces(encoder), read_merges(merges), encoder, merges)
     return GPT2BPE(GPT2BPEConfig(gpt2_encoder_json=str(encoder), gpt2_vocab_bpe=str(merges)))
+
+
+def gpt2_encoding(tokens: dict[str, int], merges: list[tuple[str, str]], files: Sequence[Path]) -> GPT2BPE:
+    """files: where these are from, for messages."""
+    check_gpt2(tokens, merges, files[0], files[-1])
+    return GPT2Encoding(tokens, merges)
 
 
 def load_sentencepiece(path: Path) -> SentencepieceBPE:
@@ -74,7 +120,7 @@ def read_merges(path: Path) -> list[tuple[str, ...]]:
     return merges
 
 
-def check_gpt2(pieces: dict[str, int], merges: list[tuple[str, ...]], encoder: Path, vocab: Path) -> None:
+def check_gpt2(pieces: dict[str, int], merges: Sequence[tuple[str, ...]], encoder: Path, vocab: Path) -> None:
     """Raise a `UserError` unless each text can be encoded, all pieces can come up, and all can be decoded."""
     letters = set(bytes_to_unicode().values())
     merged = {"".join(merge) for merge in merges}

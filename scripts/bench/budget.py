@@ -1,7 +1,7 @@
-"""The largest batch that fits a budget of memory for everything, weights included.
+"""The largest batch that fits a memory budget, weights included.
 
-What is kept of a sentence follows from `roofline.py`. What comes on top is measured: the process with its weights,
-and the working memory of its encoder and of its steps.
+The bytes cached for a sentence follow from `fairseq_el/models/policy.py`. The rest is measured: the process with its
+weights, and the working memory of encoder and decoding steps.
 """
 
 from dataclasses import dataclass

@@ -45,14 +45,14 @@ def allocates_only(func) -> bool:
 
 
 def is_view(func, read: list[Tensor], written: list[Tensor]) -> bool:
-    """Whether the result lies where an argument lies, without being written there."""
+    """Whether the result shares memory with an argument and nothing was written."""
     storages = {tensor.untyped_storage().data_ptr() for tensor in read}
     shares = all(tensor.untyped_storage().data_ptr() in storages for tensor in written)
     return shares and not func._schema.is_mutable
 
 
 def occupied_bytes(tensor: Tensor) -> int:
-    """Of the distinct elements: an expanded dimension repeats the same ones."""
+    """Bytes of the distinct elements: an expanded dimension repeats the same ones."""
     elements = 1
     for size, stride in zip(tensor.shape, tensor.stride()):
         elements *= size if stride else 1

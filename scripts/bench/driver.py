@@ -93,7 +93,7 @@ class Cell:
 
 
 def progress_bar(planned_seconds: float) -> tqdm:
-    """A bar that counts seconds of work, so that it can tell how many are left."""
+    """A progress bar in seconds of work, which can tell the time left."""
     return tqdm(
         total=planned_seconds * (1 + 1e-9),  # its parts may add up to a little more, by rounding
         bar_format="{percentage:3.0f}%|{bar:25}| {elapsed}<{remaining} {desc}",
@@ -101,8 +101,7 @@ def progress_bar(planned_seconds: float) -> tqdm:
 
 
 def expected_seconds(system: str, request: Request) -> float:
-    """A rough idea of the cost, for the progress bar alone: stock fairseq's on two cores,
-    BART-large."""
+    """Rough estimate for the progress bar: BART-large in stock fairseq on two cores."""
     scale = request.source_length / 1024
     step = 0.15 + 0.035 * request.batch * scale * max(1, request.beam / 4)
     if system == "transformers":

@@ -4,10 +4,10 @@ compares with."""
 import datetime
 import os
 import platform
-import runpy
 import shlex
 import subprocess
 import sys
+import tomllib
 import venv
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,8 @@ def peers_python() -> str:
 
 
 def peer_requirements() -> list[str]:
-    """From setup.py, the one place where versions are pinned. With torch among them, pip keeps to
-    it."""
-    requirements = runpy.run_path(str(ROOT / "setup.py"))["REQUIREMENTS"]
-    return requirements["torch"] + requirements["benchmark"]
+    """The exact versions in pyproject.toml. With torch among them, pip keeps to it."""
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["dependency-groups"]["peers"]
 
 
 def ensure_peers() -> None:
@@ -77,7 +75,7 @@ def cpu_name() -> str:
 
 def commit() -> str:
     """The commit of the source tree, marked where files differ from it; "unknown" outside a
-    repository. Pages don't count: the exhibits of one run write them in turn."""
+    repository. Pages don't count: the experiments of one run write them in turn."""
 
     def git(*words: str) -> str:
         return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True).stdout.strip()

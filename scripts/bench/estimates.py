@@ -1,4 +1,4 @@
-"""How long measurements take, roughly, on two cores with AVX2: for time plans and progress bars alone.
+"""Rough estimates of how long measurements take on two cores with AVX2, for time plans and progress bars.
 
 Speeds are those at which BART-large ran on such a machine; no result depends on them.
 """
@@ -13,13 +13,13 @@ TIMED_STEPS = ((0.5, 3), (1.5, 2))  # as in parts.py: steps up to so many second
 
 
 def source_seconds(model: Model, length: float) -> float:
-    """To encode one source, or to read one prompt; an encoder is taken to be as deep as its decoder."""
+    """Seconds to encode one source, or to prefill one prompt; assumes an encoder as deep as the decoder."""
     flops = length * model.layers * (2 * 12 * model.width**2 + 4 * length * model.width)
     return flops / FLOPS_PER_SECOND
 
 
 def build_seconds(model: Model, request: Request) -> float:
-    """Of K and V in the first step."""
+    """Seconds to build K and V in the first step."""
     if request.attention == "always" or model.is_language_model:
         return 0.0
     copies = request.beam if request.multi_head else 1
@@ -27,18 +27,18 @@ def build_seconds(model: Model, request: Request) -> float:
     return flops / FLOPS_PER_SECOND
 
 
-def step_seconds(model: Model, request: Request, is_stock: bool, place: int) -> float:
-    """One decoding step with so many before it."""
+def step_seconds(model: Model, request: Request, is_stock: bool, position: int) -> float:
+    """Seconds of the decoding step at this position."""
     rows, n, d, layers = request.batch * request.beam, request.source_length, model.width, model.layers
     if request.multi_head == "no-cache":
-        rows *= place + 1
+        rows *= position + 1
     weights = layers * 14 * d * d + model.vocabulary * d
     overhead = STOCK_OVERHEAD if is_stock else OVERHEAD
     dense = max(2 * rows * weights * overhead / FLOPS_PER_SECOND, weights * (16e-11 if is_stock else 5e-11 * 4))
     if request.multi_head == "no-cache":
         return dense + build_seconds(model, request)
     copies = request.beam if request.multi_head or (is_stock and not model.shares_cache) else 1
-    past = 4 * 2 * layers * d * rows * place  # bytes of keys and values of the beams
+    past = 4 * 2 * layers * d * rows * position  # bytes of keys and values of the beams
     if is_stock:  # which it copies
         past *= 4
     speed = BYTES_PER_SECOND["stock" if is_stock else "el"]
@@ -56,9 +56,9 @@ def steps_of(model: Model, request: Request, is_stock: bool) -> int:
 
 
 def decoding_seconds(model: Model, request: Request, is_stock: bool) -> float:
-    """All steps, or those of `parts`."""
+    """Seconds of all steps, or of those that `parts` times."""
     steps = steps_of(model, request, is_stock)
-    early, late = (step_seconds(model, request, is_stock, place) for place in (1, steps))
+    early, late = (step_seconds(model, request, is_stock, position) for position in (1, steps))
     if request.op == "parts":
         timed = next((count for limit, count in TIMED_STEPS if early < limit), 1)
         return build_seconds(model, request) + early + min(steps, timed) * (early + late)
@@ -66,7 +66,7 @@ def decoding_seconds(model: Model, request: Request, is_stock: bool) -> float:
 
 
 def request_seconds(model: Model, request: Request, is_stock: bool) -> float:
-    """`parts` encode their sources only if no request before did, which is planned for apart."""
+    """Without the sources for `parts`: they are encoded once for many requests, and planned separately."""
     source = 0.0
     if request.op == "generate" and not (is_stock and model.is_language_model):
         source = request.batch * source_seconds(model, request.source_length)
@@ -74,5 +74,5 @@ def request_seconds(model: Model, request: Request, is_stock: bool) -> float:
 
 
 def loading_seconds(model: Model) -> float:
-    """Of one worker."""
+    """Seconds to load one worker."""
     return 5 + 45e-9 * model.parameters

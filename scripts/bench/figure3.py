@@ -1,4 +1,4 @@
-"""The exhibit `figure3`: FLOPs against bytes of each group of operations, and the time it takes."""
+"""The experiment `figure3`: FLOPs against bytes of each group of operations, and the time it takes."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from bench import table1
-from bench.exhibit import Comparison, Exhibit, Loaded, loaded_here, time_interleaved
+from bench.experiment import Comparison, Experiment, Loaded, loaded_here, time_interleaved
 from bench.forms import GROUPS, GROUPS_OF, operation_costs, operations
 from bench.generator import Record, select, spread
 from bench.plots import COLOURS, Figure, new_figure, plain_number
@@ -180,12 +180,12 @@ def draw(results: dict[str, Any]) -> Figure:
 def draw_bubble(axes, row: dict[str, Any], area: float) -> None:
     """area: in square points, of the square around it."""
     group, owner = row["operation"].split()
-    place = row["bytes"], row["flops"]
-    axes.scatter(*place, s=area, color=COLOURS.get(owner, COLOURS["no-cache"]), alpha=0.75, linewidths=0, zorder=3)
-    axes.plot(*place, marker=".", color="black", markersize=2, zorder=4)
+    point = row["bytes"], row["flops"]
+    axes.scatter(*point, s=area, color=COLOURS.get(owner, COLOURS["no-cache"]), alpha=0.75, linewidths=0, zorder=3)
+    axes.plot(*point, marker=".", color="black", markersize=2, zorder=4)
     axes.annotate(
         f"{SHORT_GROUPS[group]},\n{SHORT_OWNERS[owner]}\n{duration(row['seconds']['median'])}",
-        place,
+        point,
         xytext=(0, -(area**0.5) / 2 - 4),
         textcoords="offset points",
         ha="center",
@@ -222,4 +222,4 @@ def draw_balance(axes, balance: float) -> None:
     axes.legend(loc="upper left", fontsize=9)
 
 
-EXHIBIT = Exhibit("figure3", Settings(), QUICK, measure, figures, render, draw)
+EXPERIMENT = Experiment("figure3", Settings(), QUICK, measure, figures, render, draw)

@@ -1,10 +1,10 @@
-"""The exhibit `figure4`: time of attention against the length of the source, and against the beam size."""
+"""The experiment `figure4`: time of attention against the length of the source, and against the beam size."""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.exhibit import Comparison, Exhibit, Loaded, loaded_here, time_interleaved
+from bench.experiment import Comparison, Experiment, Loaded, loaded_here, time_interleaved
 from bench.figure3 import V100_BALANCE, peaks
 from bench.forms import FORMS, Layer, Work, whole_costs, whole_steps
 from bench.generator import Record, select, spread, unique
@@ -263,4 +263,4 @@ def draw_form(ax, form: str, name: str, rows: list[dict]) -> None:
     )
 
 
-EXHIBIT = Exhibit("figure4", Settings(), QUICK, measure, figures, render, draw)
+EXPERIMENT = Experiment("figure4", Settings(), QUICK, measure, figures, render, draw)

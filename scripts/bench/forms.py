@@ -118,7 +118,7 @@ def whole_costs(shape: Shape) -> dict[str, Cost]:
 
 
 def operation_costs(shape: Shape) -> dict[str, Cost]:
-    """The formulas of `roofline.py`. A beam with its own copy is a sentence of its own."""
+    """Costs by the formulas of `fairseq_el/models/policy.py`. A beam with its own copy counts as a sentence."""
     b, x, n, h, d = shape.batch, shape.beam, shape.length, shape.heads, shape.width
     alone = Shape(b * x, 1, n, h, d, shape.element_size)
     return {

@@ -1,6 +1,6 @@
-"""The exhibit `generator`: fairseq_el beside stock fairseq, CTranslate2 and Transformers.
+"""The experiment `generator`: fairseq_el beside stock fairseq, CTranslate2 and Transformers.
 
-`plan` says what is measured, `figures` what is made of it, `bars` what it is held against. All are
+`plan` says what is measured, `figures` what is made of it, `targets` what it is held against. All are
 pure, so that a table can be made again from a JSON file.
 """
 
@@ -36,7 +36,7 @@ class Settings:
     auto_batch: int = 2
     auto_source_lengths: tuple[int, ...] = (128, 512, 1024)
     auto_beams: tuple[int, ...] = (1, 4, 6, 12)
-    step_bars: dict[str, dict[int, float]] = field(
+    step_targets: dict[str, dict[int, float]] = field(
         default_factory=lambda: {
             "el": {1: 4.0, 8: 2.0, 32: 1.8},
             "el-fp32": {1: 2.5, 8: 1.7, 32: 1.4},
@@ -65,18 +65,18 @@ QUICK = Settings(
     auto_batch=2,
     auto_source_lengths=(16, 32),
     auto_beams=(1, 4),
-    step_bars={"el": {1: 4.0, 2: 2.0, 9: 1.8}, "el-fp32": {1: 2.5, 2: 1.7, 9: 1.4}},
+    step_targets={"el": {1: 4.0, 2: 2.0, 9: 1.8}, "el-fp32": {1: 2.5, 2: 1.7, 9: 1.4}},
 )
 
-WHOLE_BARS = {
+WHOLE_TARGETS = {
     "stock": 1.4,
     "stock-copied": 2.2,
     "ctranslate2-float32": 1.1,
     "ctranslate2-int8": 1.0,
     "transformers": 4.0,
 }
-AUTO_BAR = 1.10
-SOURCE_STATE_BARS = {"stock": 24, "stock-copied": 96}
+AUTO_TARGET = 1.10
+SOURCE_STATE_TARGETS = {"stock": 24, "stock-copied": 96}
 MEMORY_RIVALS = ("stock", "ctranslate2-float32")
 FIGURES = ("steps", "whole", "auto", "source_state")
 
@@ -296,18 +296,18 @@ def unique(values) -> list:
     return list(dict.fromkeys(values))
 
 
-def bars(settings: Settings, made: dict[str, Any]) -> list[dict[str, Any]]:
+def targets(settings: Settings, made: dict[str, Any]) -> list[dict[str, Any]]:
     """Each figure with what it should reach; `met` is None where it wasn't measured."""
     return [
-        *step_bars(settings, made["steps"]),
-        *whole_bars(made["whole"]),
-        auto_bar(made["auto"]),
-        *source_state_bars(made["source_state"]),
-        *memory_bars(made["whole"], made["loading"]),
+        *step_targets(settings, made["steps"]),
+        *whole_targets(made["whole"]),
+        auto_target(made["auto"]),
+        *source_state_targets(made["source_state"]),
+        *memory_targets(made["whole"], made["loading"]),
     ]
 
 
-def bar(
+def target(
     figure: str,
     value: float | None,
     at_least: float | None = None,
@@ -320,50 +320,50 @@ def bar(
     return {"figure": figure, "value": value, "at_least": at_least, "at_most": at_most, "met": met}
 
 
-def step_bars(settings: Settings, rows: list[dict]) -> list[dict]:
+def step_targets(settings: Settings, rows: list[dict]) -> list[dict]:
     return [
-        bar(
+        target(
             f"one decoding step, batch {batch}: {SYSTEMS[system].title} against stock fairseq",
             first(select(rows, system=system, batch=batch), "speedup_over_stock"),
             at_least=limit,
         )
-        for system, limits in settings.step_bars.items()
+        for system, limits in settings.step_targets.items()
         for batch, limit in limits.items()
     ]
 
 
-def whole_bars(rows: list[dict]) -> list[dict]:
+def whole_targets(rows: list[dict]) -> list[dict]:
     return [
-        bar(
+        target(
             f"whole generation: fairseq_el against {SYSTEMS[system].title}",
             first(select(rows, system=system), "speedup_of_el"),
             at_least=limit,
         )
-        for system, limit in WHOLE_BARS.items()
+        for system, limit in WHOLE_TARGETS.items()
     ]
 
 
-def auto_bar(rows: list[dict]) -> dict:
+def auto_target(rows: list[dict]) -> dict:
     worst = max((row["auto_to_better"] for row in rows), default=None)
-    return bar(
-        "time of `auto` to the better of `always` and `never`, worst case", worst, at_most=AUTO_BAR
+    return target(
+        "time of `auto` to the better of `always` and `never`, worst case", worst, at_most=AUTO_TARGET
     )
 
 
-def source_state_bars(rows: list[dict]) -> list[dict]:
+def source_state_targets(rows: list[dict]) -> list[dict]:
     return [
-        bar(
+        target(
             f"cached source state: {SYSTEMS[system].title} to fairseq_el `always`",
             first(select(rows, system=system), "times_el"),
             at_least=limit,
         )
-        for system, limit in SOURCE_STATE_BARS.items()
+        for system, limit in SOURCE_STATE_TARGETS.items()
     ]
 
 
-def memory_bars(whole: list[dict], loading: list[dict]) -> list[dict]:
+def memory_targets(whole: list[dict], loading: list[dict]) -> list[dict]:
     generating = [
-        bar(
+        target(
             f"peak memory while generating: fairseq_el to {SYSTEMS[rival].title}",
             ratio(whole, rival, "peak_bytes"),
             at_most=1.0,
@@ -371,7 +371,7 @@ def memory_bars(whole: list[dict], loading: list[dict]) -> list[dict]:
         for rival in MEMORY_RIVALS
     ]
     title = "peak memory while loading: fairseq_el to stock fairseq"
-    return [*generating, bar(title, ratio(loading, "stock", "peak"), at_most=1.0)]
+    return [*generating, target(title, ratio(loading, "stock", "peak"), at_most=1.0)]
 
 
 def ratio(rows: list[dict], rival: str, name: str) -> float | None:

@@ -1,4 +1,4 @@
-"""The exhibit `generator` in words and tables, made from its results alone."""
+"""The experiment `generator` in words and tables, made from its results alone."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ from bench.report import (
 def render(results: dict[str, Any]) -> str:
     made, settings = results["figures"], results["settings"]
     parts = opening("The generator beside its peers", results)
-    parts += ["### Bars", bars_table(results["bars"])]
+    parts += ["### Targets", targets_table(results["targets"])]
     sections = {
         "steps": (steps_text, steps_table),
         "whole": (whole_text, whole_table),
@@ -31,17 +31,17 @@ def render(results: dict[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
-def bars_table(bars: list[dict]) -> str:
+def targets_table(targets: list[dict]) -> str:
     rows = []
-    for bar in bars:
+    for target in targets:
         limit = (
-            f"at least {bar['at_least']:g}x"
-            if bar["at_most"] is None
-            else f"at most {bar['at_most']:g}x"
+            f"at least {target['at_least']:g}x"
+            if target["at_most"] is None
+            else f"at most {target['at_most']:g}x"
         )
-        met = {True: "met", False: "**not met**", None: "open"}[bar["met"]]
-        rows.append([bar["figure"], limit, times(bar["value"]), met])
-    return table(["figure", "bar", "measured", "result"], rows)
+        met = {True: "met", False: "**not met**", None: "open"}[target["met"]]
+        rows.append([target["figure"], limit, times(target["value"]), met])
+    return table(["figure", "target", "measured", "result"], rows)
 
 
 def steps_text(settings: dict) -> str:

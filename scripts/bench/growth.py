@@ -1,4 +1,4 @@
-"""The exhibit `growth`: how our time and memory grow with source, beam, batch and output, one at a time."""
+"""The experiment `growth`: how our time and memory grow with source, beam, batch and output, one at a time."""
 
 import math
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import estimates
-from bench.exhibit import Exhibit, Loaded
+from bench.experiment import Experiment, Loaded
 from bench.generator import Record, spread, unique
 from bench.plots import COLOURS, Figure, new_figure, plain_log_ticks
 from bench.pool import Pool, Timetable, tiny, why_missing
@@ -273,4 +273,4 @@ def number_of(quantity: Any) -> float:
     return quantity["median"] if isinstance(quantity, dict) else quantity / 1e6
 
 
-EXHIBIT = Exhibit("growth", Settings(), QUICK, measure, figures, render, draw, time_plan)
+EXPERIMENT = Experiment("growth", Settings(), QUICK, measure, figures, render, draw, time_plan)

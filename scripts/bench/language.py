@@ -1,6 +1,6 @@
-"""The exhibit `gpt2`: language models with long prompts, beside stock fairseq and other systems.
+"""The experiment `gpt2`: language models with long prompts, beside stock fairseq and other systems.
 
-`plan` says what is measured, `figures` what is made of it, `bars` what it is held against, `render`
+`plan` says what is measured, `figures` what is made of it, `targets` what it is held against, `render`
 how it reads. All are pure, so that a table can be made again from a JSON file.
 """
 
@@ -9,8 +9,8 @@ from typing import Any
 
 from bench.checkpoints import Checkpoint
 from bench.driver import Cell
-from bench.generator import Record, bar, first, select, speedup, spread, unique
-from bench.generator_report import bars_table
+from bench.generator import Record, first, select, speedup, spread, target, unique
+from bench.generator_report import targets_table
 from bench.protocol import Request
 from bench.report import gigabytes, in_seconds, megabytes, opening, table, times
 from bench.systems import LANGUAGE_SYSTEMS, SystemKind
@@ -61,7 +61,7 @@ QUICK = Settings(
 )
 
 # By beam: how many times faster than each system; peers leave prompts unscored, and so do we there.
-BARS = {
+TARGETS = {
     4: {"stock": ("el", 8.0), "transformers": ("el-unscored", 2.0), "ctranslate2-float32": ("el-unscored", 1.0)},
     1: {"stock": ("el", 5.0), "transformers": ("el-unscored", 1.2), "ctranslate2-float32": ("el-unscored", 1.0)},
 }
@@ -133,31 +133,31 @@ def whole_rows(records: list[Record]) -> list[dict[str, Any]]:
     return rows
 
 
-def bars(settings: Settings, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def targets(settings: Settings, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     found = []
     for model in unique(row["model"] for row in rows):
         for beam in settings.beams:
             cell = select(rows, model=model, beam=beam)
-            for rival, (own, limit) in BARS[beam].items():
+            for rival, (own, limit) in TARGETS[beam].items():
                 name = f"{model}, beam {beam}: {LANGUAGE_SYSTEMS[own].title} against {LANGUAGE_SYSTEMS[rival].title}"
                 ours = select(cell, system=own)
                 value = speedup(select(cell, system=rival), *ours)
-                found.append(bar(name, value, at_least=limit))
-            found.append(state_bar(f"{model}, beam {beam}", cell))
+                found.append(target(name, value, at_least=limit))
+            found.append(state_target(f"{model}, beam {beam}", cell))
     return found
 
 
-def state_bar(name: str, cell: list[dict[str, Any]]) -> dict[str, Any]:
+def state_target(name: str, cell: list[dict[str, Any]]) -> dict[str, Any]:
     always, never = (first(select(cell, system=f"state, {form}"), "state_bytes") for form in ("always", "never"))
     value = None if always is None else always / never
-    return bar(f"{name}: prompt state, `always` to K and V shared by the beams", value, at_most=0.501)
+    return target(f"{name}: prompt state, `always` to K and V shared by the beams", value, at_most=0.501)
 
 
 def render(results: dict[str, Any]) -> str:
     settings, rows = results["settings"], results["figures"]
     texts = [
         *opening(f"Language models: {results['model']}", results),
-        "### Bars\n\n" + bars_table(results["bars"]),
+        "### Targets\n\n" + targets_table(results["targets"]),
         f"### Prompt and output\n\nPrompts of {settings['prompt_length']} tokens, {settings['length']} new "
         f"tokens, batch {settings['batch']}; everything is timed. Single-precision weights, as GPT-2's are, "
         "except in the row that says fp16. Stock fairseq scores every token of the prompt; Transformers and "

@@ -1,4 +1,4 @@
-"""The exhibit `peers`: the paper's tasks in stock fairseq, Transformers, CTranslate2 and fairseq_el.
+"""The experiment `peers`: the paper's tasks in stock fairseq, Transformers, CTranslate2 and fairseq_el.
 
 Whole generations where they are short enough, which also shows whether outputs are equal. Others are put together:
 those of fairseq from parts (`parts.py`), those of Transformers from a few steps, those of CTranslate2, whose steps
@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bench import compose, estimates
+from bench import estimates, extrapolate
 from bench.budget import GIB, PAPERS_LARGEST
-from bench.exhibit import Exhibit, Loaded
-from bench.generator import Record, bar, equal_sentences, first, select, unique
-from bench.generator_report import bars_table
+from bench.experiment import Experiment, Loaded
+from bench.generator import Record, equal_sentences, first, select, target, unique
+from bench.generator_report import targets_table
 from bench.pool import LEFT_OUT, Pool, Timetable, tiny, tiny_and_padded, why_missing
 from bench.protocol import Request
 from bench.report import gigabytes, opening, table, times
@@ -23,7 +23,7 @@ from bench.tasks import QUICK_TASKS, Model, Task, paper_tasks
 
 OURS = "el"
 INT8 = "ctranslate2-int8"
-BAR_BATCH = 8
+TARGET_BATCH = 8
 TELLS_STEPS = "transformers"
 # How many times as long as stock fairseq's steps others take, roughly: for the time plan alone.
 STEPS = {"transformers": 5.0, "ctranslate2-float32": 0.6, INT8: 0.6}
@@ -33,12 +33,12 @@ LANGUAGE_STEPS = {"transformers": 3.0, "ctranslate2-float32": 2.0, INT8: 2.0}
 @dataclass(frozen=True)
 class Settings:
     tasks: tuple[Task, ...]
-    batches: tuple[int, ...] = (BAR_BATCH, 1)
+    batches: tuple[int, ...] = (TARGET_BATCH, 1)
     systems: tuple[str, ...] = ("stock", "el", "ctranslate2-float32", INT8, "transformers")
     budget: int = 6 * GIB
     largest_batch: int = PAPERS_LARGEST
     whole_seconds: float = 50.0  # longer generations are put together
-    whole_prompted_seconds: float = 15.0  # the same for language models, whose exhibit `gpt2` compares outputs
+    whole_prompted_seconds: float = 15.0  # the same for language models, whose experiment `gpt2` compares outputs
     two_lengths: tuple[int, int] = (2, 8)
     minutes: float = 12.0
 
@@ -233,7 +233,7 @@ def figures(settings: Settings, records: list[Record]) -> dict[str, Any]:
     for row in rows:
         ours = first(select(rows, task=row["task"], at=row["at"], system=OURS), "seconds_per_sentence")
         row["el_faster"] = row["seconds_per_sentence"] / ours if row["seconds_per_sentence"] and ours else None
-    return {"rows": rows, "bars": bars(rows)}
+    return {"rows": rows, "targets": targets(rows)}
 
 
 def row_of(task: Task, at: str, system: str, of_row: list[Record]) -> dict[str, Any]:
@@ -265,7 +265,7 @@ def way_of(task: Task, own: list[Record]) -> str:
 
 def cell_seconds(task: Task, own: list[Record]) -> float:
     if own[0]["op"] == "parts":
-        return compose.batch_seconds(own[0]["parts"], own[0]["batch"])
+        return extrapolate.batch_seconds(own[0]["parts"], own[0]["batch"])
     longest = own[-1]
     missing_steps = task.output_length - longest["length"]
     return longest["seconds"] + (missing_steps * step_seconds(own) if missing_steps else 0.0)
@@ -278,15 +278,15 @@ def step_seconds(own: list[Record]) -> float:
     return (long["seconds"] - short["seconds"]) / (long["length"] - short["length"])
 
 
-def bars(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def targets(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """First in every row at batch 8 in float precision: the fastest rival takes at least as long."""
     found = []
     for task in unique(row["task"] for row in rows):
-        cell = select(rows, task=task, at=str(BAR_BATCH))
+        cell = select(rows, task=task, at=str(TARGET_BATCH))
         rivals = [r for r in cell if r["system"] not in (OURS, INT8) and r["el_faster"] is not None]
         fastest = min(rivals, key=lambda r: r["el_faster"], default=None)
-        name = f"{cell[0]['model']}, {cell[0]['title']}, batch {BAR_BATCH}: fairseq_el to the fastest other in float"
-        found.append(bar(name, fastest["el_faster"] if fastest else None, at_least=1.0))
+        name = f"{cell[0]['model']}, {cell[0]['title']}, batch {TARGET_BATCH}: fairseq_el to the fastest other in float"
+        found.append(target(name, fastest["el_faster"] if fastest else None, at_least=1.0))
     return found
 
 
@@ -306,8 +306,8 @@ def render(results: dict[str, Any]) -> str:
         f"The largest batch is the one that fits {settings['budget'] / GIB:g} GiB, on a straight line through the "
         f"peaks of the two others{over_budget(made['rows'], settings['budget'])}. `no time`: left out to keep to the "
         "time of this run; `peers --rest` measures that. The Transformer of SQuAD was converted for no other system.",
-        "### Bars of Peers",
-        bars_table(made["bars"]),
+        "### Targets of Peers",
+        targets_table(made["targets"]),
     ]
     for task in unique(row["task"] for row in made["rows"]):
         rows = select(made["rows"], task=task)
@@ -340,4 +340,4 @@ def peers_table(rows: list[dict[str, Any]]) -> str:
     return table(header, cells)
 
 
-EXHIBIT = Exhibit("peers", SETTINGS, QUICK, measure, figures, render, time_plan=time_plan)
+EXPERIMENT = Experiment("peers", SETTINGS, QUICK, measure, figures, render, time_plan=time_plan)

@@ -60,7 +60,7 @@ class Answer:
     step_seconds: float | None = None  # from one decoding step to the next, median of the generation
     source_state_bytes: int | None = None
     state_bytes: int | None = None  # of sources and beams together, at the peak
-    parts: dict[str, Any] | None = None  # for "parts" and "sources": what `compose.py` puts together
+    parts: dict[str, Any] | None = None  # for "parts" and "sources": the input of `extrapolate.py`
     tokens: list[list[int]] = field(
         default_factory=list
     )  # best hypothesis of each sentence, no </s>

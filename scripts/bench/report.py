@@ -1,5 +1,4 @@
-"""Results as Markdown: tables that also read well as plain text, and the page that they stand
-on."""
+"""Results as Markdown: tables that also read well as plain text, and the page that shows them."""
 
 import re
 from pathlib import Path
@@ -58,10 +57,9 @@ def title(row: dict[str, Any]) -> str:
     return SYSTEMS[row["system"]].title
 
 
-def replace_section(page: Path, exhibit: str, text: str) -> None:
-    """Puts an exhibit's text between its markers; the other exhibits on the page stay as they
-    are."""
-    begin, end = f"<!-- {exhibit}: begin -->", f"<!-- {exhibit}: end -->"
+def replace_section(page: Path, experiment: str, text: str) -> None:
+    """Puts an experiment's text between its markers; the rest of the page stays unchanged."""
+    begin, end = f"<!-- {experiment}: begin -->", f"<!-- {experiment}: end -->"
     section = f"{begin}\n{text.strip()}\n{end}"
     old = page.read_text() if page.exists() else PREFACE
     pattern = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.DOTALL)
@@ -74,7 +72,7 @@ def replace_section(page: Path, exhibit: str, text: str) -> None:
 
 
 def opening(heading: str, results: dict[str, Any]) -> list[str]:
-    """What every exhibit begins with."""
+    """Heading, machine and versions of an experiment."""
     parts = [f"## {heading}", run_facts(results)]
     if results["quick"]:
         parts.append(
@@ -95,7 +93,7 @@ def run_facts(results: dict[str, Any]) -> str:
 
 
 def older_parts(results: dict[str, Any]) -> str:
-    """Which figures an earlier run measured."""
+    """Names the figures that an earlier run measured."""
     runs: dict[str, list[str]] = {}
     for figure, facts in results.get("measured", {}).items():
         if facts["date"] != results["environment"]["date"]:

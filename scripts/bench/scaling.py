@@ -1,4 +1,4 @@
-"""The exhibit `scaling`: what a core and a worker do, and what the one process does that no worker can.
+"""The experiment `scaling`: what a core and a worker do, and what the one process does that no worker can.
 
 Four things are measured. Teams of workers generate from BART-large's shapes, for speed by core and memory by worker.
 The driver's share of a job (reading, journal, output) is run with an engine that takes no time, the planner's alone,
@@ -27,7 +27,7 @@ from bench import driver, scaling_report
 from bench.checkpoints import Checkpoint
 from bench.driver import Worker, worker_environment
 from bench.environment import ROOT
-from bench.exhibit import Exhibit, Loaded, loaded_here
+from bench.experiment import Experiment, Loaded, loaded_here
 from bench.generator import QUICK as QUICK_GENERATOR
 from bench.generator import Record
 from bench.protocol import Request
@@ -46,7 +46,7 @@ WINDOW = 1024
 
 @dataclass(frozen=True)
 class Settings:
-    """Articles of CNN/DailyMail's mean size, in batches as scripts/summarize.py forms them."""
+    """Articles of CNN/DailyMail's mean size, in batches as fairseq-el summarize forms them."""
 
     checkpoint: Checkpoint = Checkpoint("bart_large")
     tokens_in: float = 628.6
@@ -244,4 +244,4 @@ def measure_commands(settings: Settings, folder: Path) -> list[Record]:
     return records
 
 
-EXHIBIT = Exhibit("scaling", Settings(), QUICK, measure, scaling_report.figures, scaling_report.render)
+EXPERIMENT = Experiment("scaling", Settings(), QUICK, measure, scaling_report.figures, scaling_report.render)

@@ -1,4 +1,4 @@
-"""The exhibit `scaling` as numbers and words: what was measured, and what follows from it for large jobs.
+"""The experiment `scaling` as numbers and words: what was measured, and what follows from it for large jobs.
 
 Everything on paper is computed here by formula from the measured numbers; assumptions are named constants.
 """
@@ -148,7 +148,7 @@ def render(results: dict[str, Any]) -> str:
             "Articles of that size in JSON lines, in the demo's encoding.",
             rates_table(settings, made),
             "### The whole command\n\n"
-            "`scripts/summarize.py --model demo --preset demo` on the demo's texts; start-up is what does not grow "
+            "`fairseq-el summarize --model demo --preset demo` on the demo's texts; start-up is what does not grow "
             "with their number.",
             commands_table(made["commands"]),
             "## On paper\n\n" + on_paper(settings, made),
@@ -284,7 +284,7 @@ def bottleneck(settings: dict, made: dict, team: dict) -> str:
             f"Up to {number(first_cores)} cores the model is the bottleneck: an article takes {1 / rate:.3g} seconds "
             f"of a core, and {1e3 / first_cores / rate:.3g} milliseconds of {first}. Beyond, that is what holds a job "
             "up first, because there is one of it. Then the job is divided among drivers: `--shard k/n`, each with its "
-            "own journal, planner and cluster or part of one, and `scripts/merge_shards.py` at the end.",
+            "own journal, planner and cluster or part of one, and `fairseq-el merge` at the end.",
             "Memory is a matter of each machine, not of the job: a machine needs "
             f"{gigabytes(team['bytes_per_worker'])} for every {several(team['threads'], 'core')}. With less, fewer "
             "workers get more threads each; the first table shows what that costs. Ray's object store holds batches on "

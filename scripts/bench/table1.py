@@ -1,10 +1,10 @@
-"""The exhibit `table1`: FLOPs and bytes of attention's three groups of operations, by formula and counted."""
+"""The experiment `table1`: FLOPs and bytes of attention's three groups of operations, by formula and counted."""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.exhibit import Exhibit, Loaded, count_each, loaded_here
+from bench.experiment import Experiment, Loaded, count_each, loaded_here
 from bench.forms import FORMS, GROUPS, GROUPS_OF, operation_costs, operations, whole_costs, whole_steps
 from bench.generator import Record, first, select
 from bench.report import giga, opening, table
@@ -198,4 +198,4 @@ def paper_sentence(settings: dict, rows: list[dict]) -> str:
     )
 
 
-EXHIBIT = Exhibit("table1", Settings(), QUICK, measure, figures, render)
+EXPERIMENT = Experiment("table1", Settings(), QUICK, measure, figures, render)

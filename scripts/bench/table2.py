@@ -1,4 +1,4 @@
-"""The exhibit `table2`: sentences per second of the paper's models and tasks under one budget of memory.
+"""The experiment `table2`: sentences per second of the paper's models and tasks under one budget of memory.
 
 Each column runs at the largest batch that the budget holds, and once more at the batch that all of them hold.
 `Plan` says what is measured, `figures` what is made of it; words and tables are in `table2_report.py`.
@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from bench import compose, estimates
+from bench import estimates, extrapolate
 from bench.budget import GIB, PAPERS_LARGEST, Footprint
-from bench.exhibit import Exhibit, Loaded
-from bench.generator import Record, bar, select, spread, unique
+from bench.experiment import Experiment, Loaded
+from bench.generator import Record, select, spread, target, unique
 from bench.pool import LEFT_OUT, Pool, Timetable, tiny, tiny_and_padded, why_missing
 from bench.protocol import Request
 from bench.systems import LANGUAGE_SYSTEMS, STOCK_HALF, SYSTEMS, SystemKind
@@ -24,7 +24,7 @@ SEARCHES = ("beam", "greedy", "diverse")  # in the order of their importance
 CALIBRATION = {"stock": "stock", "el": "always"}  # the form in which a worker's footprint is measured
 
 # How many times as fast as multi-head attention with a cache for every beam `auto` should be.
-BARS = {
+TARGETS = {
     ("cnndm", "beam"): 2.0, ("xsum", "beam"): 2.0, ("squad", "beam"): 1.5,
     ("cnndm", "greedy"): 1.5, ("xsum", "greedy"): 1.5, ("squad", "greedy"): 1.3,
 }  # fmt: skip
@@ -38,7 +38,7 @@ class Settings:
     largest_batch: int = PAPERS_LARGEST
     calibration_batch: int = 8
     seconds_per_cell: float = 4.0  # cells that take less are measured in several rounds
-    rounds_of_bars: int = 2  # at least, of cells that a bar compares
+    rounds_of_targets: int = 2  # at least, of cells that a target compares
     minutes: float = 32.0
     model_order: tuple[str, ...] = ("BART-large", "Transformer 270M", "GPT-2 small", "GPT-2 medium")
 
@@ -135,8 +135,8 @@ def cell_seconds(cell: Cell, batch: int) -> float:
 
 
 def rounds(cell: Cell, seconds: float, settings: Settings, repeats: int) -> int:
-    compared = (cell.task.name, cell.search) in BARS and cell.column in ("copied", "auto")
-    wanted = max(settings.rounds_of_bars if compared else 1, int(settings.seconds_per_cell / max(seconds, 1e-3)))
+    compared = (cell.task.name, cell.search) in TARGETS and cell.column in ("copied", "auto")
+    wanted = max(settings.rounds_of_targets if compared else 1, int(settings.seconds_per_cell / max(seconds, 1e-3)))
     return min(repeats, wanted)
 
 
@@ -322,7 +322,7 @@ def figures(settings: Settings, records: list[Record]) -> dict[str, Any]:
         for task in settings.tasks
         for search, precision in rows_of(task, settings)
     ]
-    return {"rows": rows, "half": half_row(records), "bars": bars(rows), "lengths": {
+    return {"rows": rows, "half": half_row(records), "targets": targets(rows), "lengths": {
         task.name: {"sources": task.source_lengths, "output": task.output_length} for task in settings.tasks
     }}  # fmt: skip
 
@@ -347,7 +347,7 @@ def cell_figure(cell: Cell, records: list[Record]) -> dict[str, Any]:
     batch = timed[-1]["batch"]  # where a round had to be smaller, the later ones are
     same = select(timed, batch=batch)
     rounds = [r["parts"] | source_time(records, cell.task.name, r["system"]) for r in same]
-    seconds = spread([compose.batch_seconds(parts, batch) for parts in rounds])
+    seconds = spread([extrapolate.batch_seconds(parts, batch) for parts in rounds])
     parts = rounds[-1]
     return {
         "sentences_per_second": batch / seconds["median"],
@@ -356,10 +356,10 @@ def cell_figure(cell: Cell, records: list[Record]) -> dict[str, Any]:
         "rounds": len(same),
         "batch": batch,
         "peak_bytes": max(r["memory"]["peak"] for r in same),
-        "whole": compose.is_whole(parts),
-        "source_seconds": compose.source_seconds(parts, batch),
+        "whole": extrapolate.is_whole(parts),
+        "source_seconds": extrapolate.source_seconds(parts, batch),
         "first_seconds": parts["first_seconds"],
-        "steps_seconds": compose.steps_seconds(parts),
+        "steps_seconds": extrapolate.steps_seconds(parts),
         "missing": None,
     }
 
@@ -376,7 +376,7 @@ def half_row(records: list[Record]) -> dict[str, Any] | None:
     found = {r["system"]: r for r in records if r["kind"] == "half" and "failed" not in r}
     if len(found) < 2:
         return None
-    seconds = {name: compose.batch_seconds(r["parts"], r["batch"]) for name, r in found.items()}
+    seconds = {name: extrapolate.batch_seconds(r["parts"], r["batch"]) for name, r in found.items()}
     return {"task": found["stock"]["task"], "batch": found["stock"]["batch"], "seconds": seconds}
 
 
@@ -385,20 +385,20 @@ def ratio(row: dict[str, Any], at: str, column: str, to: str) -> float | None:
     return None if ours is None or theirs is None else ours / theirs
 
 
-def bars(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def targets(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     found = []
-    for (task, search), limit in BARS.items():
+    for (task, search), limit in TARGETS.items():
         for row in select(rows, task=task, search=search):
             name = f"{row['title']}, {search}, {row['precision']}: `auto` to copied multi-head, largest batches"
-            found.append(bar(name, ratio(row, "largest", "auto", "copied"), at_least=limit))
+            found.append(target(name, ratio(row, "largest", "auto", "copied"), at_least=limit))
     for at in ("largest", "equal"):
         known = [(value, row) for row in rows if (value := ratio(row, at, "auto", "stock")) is not None]
         value, row = min(known, key=lambda pair: pair[0], default=(None, None))
         worst = f" ({row['model']}, {row['title']}, {row['search']}, {row['precision']})" if row else ""
-        found.append(bar(f"`auto` to stock fairseq, {at} batch, worst row{worst}", value, at_least=1.0))
+        found.append(target(f"`auto` to stock fairseq, {at} batch, worst row{worst}", value, at_least=1.0))
     return found
 
 
 
 
-EXHIBIT = Exhibit("table2", SETTINGS, QUICK, measure, figures, render, draw, time_plan)
+EXPERIMENT = Experiment("table2", SETTINGS, QUICK, measure, figures, render, draw, time_plan)

@@ -1,9 +1,9 @@
-"""The exhibit `table2` in words, tables and a plot, made from its results alone."""
+"""The experiment `table2` in words, tables and a plot, made from its results alone."""
 
 from typing import Any
 
 from bench.generator import select, unique
-from bench.generator_report import bars_table
+from bench.generator_report import targets_table
 from bench.plots import COLOURS, Figure, new_figure, plain_log_ticks
 from bench.report import opening, table, times
 
@@ -38,8 +38,8 @@ PAPER: dict[tuple[str, str], dict[str, tuple[float, float]]] = {
 def render(results: dict[str, Any]) -> str:
     made = results["figures"]
     parts = opening("Table 2: sentences per second", results)
-    parts += [how_text(results), composed_text(made["rows"]), half_text(made["half"])]
-    parts += ["### Bars of Table 2", bars_table(made["bars"])]
+    parts += [how_text(results), extrapolated_text(made["rows"]), half_text(made["half"])]
+    parts += ["### Targets of Table 2", targets_table(made["targets"])]
     if any(row["cells"]["largest"]["auto"]["sentences_per_second"] for row in made["rows"]):
         parts.append("![How many times as fast as multi-head attention with a cache for every beam](table2.png)")
     for search in unique(row["search"] for row in made["rows"]):
@@ -61,7 +61,7 @@ def how_text(results: dict[str, Any]) -> str:
     return (
         f"Under one budget of {settings['budget'] / GIB:g} GiB for everything, weights included, each column runs at "
         f"the largest batch that fits (at most {settings['largest_batch']}, the paper's largest), and once more at the "
-        "batch that fits all of them. The largest batch follows from `roofline.largest_batch` and from the memory that "
+        "batch that fits all of them. The largest batch follows from `policy.largest_batch` and from the memory that "
         "each process takes beyond that, measured on a small batch; the peak that was measured at it stands "
         "beside it, and a batch that turned out too large was made smaller. Sources are as long as the batch of "
         "average length when real ones are sorted by length, as fairseq does; every output is as long as real ones are "
@@ -75,7 +75,7 @@ def how_text(results: dict[str, Any]) -> str:
     )
 
 
-def composed_text(rows: list[dict[str, Any]]) -> str:
+def extrapolated_text(rows: list[dict[str, Any]]) -> str:
     cells = [cell for row in rows for of_batch in row["cells"].values() for cell in of_batch.values()]
     timed = [cell for cell in cells if cell["missing"] is None]
     whole = sum(cell["whole"] for cell in timed)
@@ -182,9 +182,9 @@ def draw(results: dict[str, Any]) -> Figure:
     rows = [r for r in results["figures"]["rows"] if r["cells"]["largest"]["copied"]["sentences_per_second"]]
     figure, (ax,) = new_figure(10, 1.4 + 0.4 * len(rows))
     height = 0.2
-    for place, (column, colour) in enumerate(COLOUR_OF.items()):
+    for index, (column, colour) in enumerate(COLOUR_OF.items()):
         found = [(y, gain) for y, row in enumerate(rows) if (gain := gain_of(row, column))]
-        ax.barh([y + (place - 1) * height for y, _ in found], [gain - 1 for _, gain in found], height, left=1,
+        ax.barh([y + (index - 1) * height for y, _ in found], [gain - 1 for _, gain in found], height, left=1,
                 color=COLOURS[colour], label=COLUMNS[column].replace("`", ""))  # fmt: skip
     known = [(y, paper_of(row)) for y, row in enumerate(rows) if paper_of(row)]
     ax.plot([paper[1] / paper[0] for _, paper in known], [y for y, _ in known], "D", color="black", markersize=5,

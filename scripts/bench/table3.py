@@ -1,12 +1,12 @@
-"""The exhibit `table3`: sentences per second by batch size, without cache, with cache and with EL-attention."""
+"""The experiment `table3`: sentences per second by batch size, without cache, with cache and with EL-attention."""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench import compose, estimates
+from bench import estimates, extrapolate
 from bench.budget import GIB, Footprint
-from bench.exhibit import Exhibit, Loaded
+from bench.experiment import Experiment, Loaded
 from bench.generator import Record, select, spread
 from bench.pool import LEFT_OUT, Pool, Timetable, tiny_and_padded, why_missing
 from bench.protocol import Request
@@ -157,7 +157,7 @@ def cell_figure(settings: Settings, column: str, batch: int, records: list[Recor
         return figure | {"missing": "does not fit"}
     if not timed:
         return figure | {"missing": why_missing(found[0] if found else None)}
-    seconds = spread([compose.batch_seconds(r["parts"], r["batch"]) / r["batch"] for r in timed])
+    seconds = spread([extrapolate.batch_seconds(r["parts"], r["batch"]) / r["batch"] for r in timed])
     measured = max(r["memory"]["peak"] for r in timed) if column != "no-cache" else None
     if measured is not None and measured > settings.budget:
         return figure | {"missing": "does not fit", "peak_bytes": measured}
@@ -231,4 +231,4 @@ def paper_sentence(rows: list[dict[str, Any]]) -> str:
     )
 
 
-EXHIBIT = Exhibit("table3", SETTINGS, QUICK, measure, figures, render, time_plan=time_plan)
+EXPERIMENT = Experiment("table3", SETTINGS, QUICK, measure, figures, render, time_plan=time_plan)

@@ -1,4 +1,4 @@
-"""The exhibit `table4`: bytes of source state, by formula and measured from live tensors."""
+"""The experiment `table4`: bytes of source state, by formula and measured from live tensors."""
 
 from dataclasses import dataclass
 from itertools import product
@@ -8,7 +8,7 @@ from typing import Any
 from bench import driver
 from bench.checkpoints import Checkpoint
 from bench.driver import Cell
-from bench.exhibit import Exhibit, Loaded
+from bench.experiment import Experiment, Loaded
 from bench.generator import Record, first, select
 from bench.protocol import Request
 from bench.report import gigabytes, opening, table
@@ -195,4 +195,4 @@ def measured_sentence(rows: list[dict]) -> str:
     return f"{counted}; the largest measured was {gigabytes(largest)}."
 
 
-EXHIBIT = Exhibit("table4", Settings(), QUICK, measure, figures, render)
+EXPERIMENT = Experiment("table4", Settings(), QUICK, measure, figures, render)

@@ -1,6 +1,6 @@
-"""The exhibit `table5`: ROUGE of stock fairseq and of fairseq_el, with weights in single and in half precision.
+"""The experiment `table5`: ROUGE of stock fairseq and of fairseq_el, with weights in single and in half precision.
 
-Measured by `scripts/evaluate.py`, which runs `fairseq-generate`: on the demo's held-out texts, or with --path and
+Measured by `fairseq-el evaluate`, which runs `fairseq-generate`: on the demo's held-out texts, or with --path and
 --data on any model and data set that it takes.
 """
 
@@ -19,7 +19,7 @@ import torch
 
 from bench.driver import progress_bar
 from bench.environment import BUILD, ROOT
-from bench.exhibit import Exhibit, Loaded
+from bench.experiment import Experiment, Loaded
 from bench.generator import Record
 from bench.report import opening, table
 
@@ -41,7 +41,7 @@ PAPER = {
 
 @dataclass(frozen=True)
 class Settings:
-    path: str | None = None  # a folder that scripts/evaluate.py takes as --model; None for the demo
+    path: str | None = None  # a folder that `fairseq-el evaluate` takes as --model; None for the demo
     data: str | None = None
     preset: str = "demo"
     limit: int | None = None  # of the demo's texts
@@ -52,17 +52,16 @@ QUICK = Settings(limit=8)  # fairseq leaves out a last batch whose size is no mu
 
 def measure(settings: Settings, repeats: int, logs: Path) -> tuple[Loaded, list[Record]]:
     """Scores don't vary: one round, whatever `repeats`."""
-    from fairseq_el.cli import evaluate
-
     place = prepare(settings)
     records = []
     with progress_bar(len(ROWS)) as bar:
         for name, (title, attention, half) in ROWS.items():
             bar.set_description_str(title)
             build = logs / f"table5-{name}"
-            words = [*place, "--attention", attention, "--cpu", *(["--fp16"] if half else []),
-                     "--results", build.with_suffix(".jsonl"), "--build", build]  # fmt: skip
-            records.append({"row": name} | evaluate_once(evaluate, [str(word) for word in words], build))
+            form = ["--stock"] if attention == "stock" else ["--el-attention", attention]
+            words = [*place, *form, "--cpu", *(["--fp16"] if half else []),
+                     "--results-path", build]  # fmt: skip
+            records.append({"row": name} | evaluate_once([str(word) for word in words], build))
             bar.update(1)
         bar.set_description_str("done")
     versions = {"fairseq": version("fairseq-fixed"), "torch": torch.__version__, "rouge-score": version("rouge-score")}
@@ -88,21 +87,19 @@ def prepare(settings: Settings) -> list[Any]:
     return ["--preset", "demo", "--model", folder, "--data", data, "--reference", references]
 
 
-def evaluate_once(evaluate: Any, words: list[str], build: Path) -> Record:
-    """The row that `scripts/evaluate.py` adds to its table, and the summaries."""
-    from demo import CommandFailed
+def evaluate_once(words: list[str], build: Path) -> Record:
+    """The row that `fairseq-el evaluate` adds to its table, and the summaries."""
+    from fairseq_el.cli import evaluate, options
+    from fairseq_el.cli.fairseq_command import CommandFailed
 
     shutil.rmtree(build, ignore_errors=True)
-    args = evaluate.command_line().parse_args(words)
-    args.results.parent.mkdir(parents=True, exist_ok=True)
-    args.results.unlink(missing_ok=True)
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            evaluate.run(args, {})
+            evaluate.run(options.parse(["evaluate", *words]))
     except CommandFailed as failure:
         said = re.findall(r"^(?:fairseq_el: error|\w*Error): .*$", str(failure), re.MULTILINE)
         return {"failed": said[-1][:200] if said else "fairseq-generate failed"}
-    row = json.loads(args.results.read_text())
+    row = json.loads((build / "results.jsonl").read_text())
     (summaries,) = build.glob("*/summaries.txt")
     kept = ("scores", "sentences", "sentences_per_second", "peak_source_bytes", "preset")
     return {name: row[name] for name in kept} | {"summaries": summaries.read_text(encoding="utf-8").splitlines()}
@@ -130,7 +127,7 @@ def render(results: dict[str, Any]) -> str:
         [
             *opening("Table 5: quality of the output", results),
             "### ROUGE\n\n"
-            f"{what}, `fairseq-generate` by `scripts/evaluate.py`, beam search, rouge-score with stemming. The paper's "
+            f"{what}, `fairseq-generate` by `fairseq-el evaluate`, beam search, rouge-score with stemming. The paper's "
             "numbers are of BART-large on CNN/DailyMail, another model and task: what compares is that rows are equal. "
             "fp16 weights: stock fairseq's `--fp16`, which computes in half precision, and ours, which on a CPU keeps "
             "weights in half precision and computes in single. `equal` counts the summaries that are stock "
@@ -171,4 +168,4 @@ def difference_sentence(rows: list[dict[str, Any]]) -> str:
     )
 
 
-EXHIBIT = Exhibit("table5", Settings(), QUICK, measure, figures, render)
+EXPERIMENT = Experiment("table5", Settings(), QUICK, measure, figures, render)

@@ -26,9 +26,9 @@ class CTranslate2System:
         self.versions = {"ctranslate2": ctranslate2.__version__}
 
     def answer(self, request: Request, sources: list[list[int]]) -> Answer:
-        """</s> is barred in all `length` places, and decoding ends after them: `length` steps.
+        """</s> is barred in all `length` positions, and decoding ends after them: `length` steps.
 
-        The last place holds a word where the other systems have </s>; it is left out of the answer.
+        The last position holds a word where the other systems have </s>; it is left out of the answer.
         """
         named = [[self.names[token] for token in sentence] for sentence in sources]
         started = time.perf_counter()

@@ -12,7 +12,7 @@ class CTranslate2LanguageSystem(CTranslate2System):
     engine_class = ctranslate2.Generator
 
     def answer(self, request: Request, sources: list[list[int]]) -> Answer:
-        """</s> is barred in all `length` places; the last holds a word where the others have </s>."""
+        """</s> is barred in all `length` positions; the last holds a word where the others have </s>."""
         prompts = [[self.names[token] for token in (EOS, *source[:-1])] for source in sources]
         started = time.perf_counter()
         results = self.engine.generate_batch(

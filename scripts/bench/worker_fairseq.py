@@ -126,7 +126,7 @@ class FairseqSystem:
         raise NotImplementedError
 
     def generation_options(self, request: Request) -> Namespace:
-        """Exactly `request.length` tokens: </s> is barred before the last place and forced
+        """Exactly `request.length` tokens: </s> is barred before the last position and forced
         there."""
         words = request.length - 1
         lengths = {"max_len_a": 0, "max_len_b": words, "min_len": words}

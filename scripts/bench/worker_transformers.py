@@ -18,8 +18,8 @@ class ClosingToken(transformers.LogitsProcessor):
     The library's own `forced_eos_token_id` scores it zero, which ranks the beams differently.
     """
 
-    def __init__(self, last_place: int):
-        self.last_place = last_place
+    def __init__(self, last_position: int):
+        self.last_position = last_position
         self.called: list[float] = []
 
     def step_seconds(self) -> float:
@@ -28,7 +28,7 @@ class ClosingToken(transformers.LogitsProcessor):
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """input_ids: [b * x, tokens so far], scores: [b * x, vocabulary]"""
         self.called.append(time.perf_counter())
-        if input_ids.size(1) < self.last_place:
+        if input_ids.size(1) < self.last_position:
             return scores
         return torch.full_like(scores, -torch.inf).index_copy_(
             1, torch.tensor([EOS]), scores[:, EOS : EOS + 1]

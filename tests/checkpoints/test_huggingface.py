@@ -11,13 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fairseq_el.checkpoints.huggingface import (
-    bart_from_huggingface,
-    bart_to_huggingface,
-    gpt2_encoder,
-    gpt2_from_huggingface,
-    impossible_row,
-)
+from fairseq_el.checkpoints.huggingface import bart, bart_to_huggingface, gpt2
+from fairseq_el.checkpoints.huggingface.gpt2 import impossible_row
+from fairseq_el.checkpoints.huggingface.vocabularies import gpt2_encoder
+from fairseq_el.checkpoints.huggingface.weights import Weights
 from fairseq_el.errors import UserError
 
 
@@ -95,7 +92,7 @@ def test_parts_that_transformers_has_no_place_for_are_refused_by_name(tiny_bart)
     with pytest.raises(UserError, match="encoder.layers.1.adapter.weight"):
         bart_to_huggingface(weights, args)
     rows = model.state_dict()["decoder.embed_tokens.weight"][:-1]
-    with pytest.raises(UserError, match="word tables of different sizes"):
+    with pytest.raises(UserError, match="embeddings of different sizes"):
         bart_to_huggingface({**model.state_dict(), "decoder.embed_tokens.weight": rows}, args)
 
 
@@ -119,6 +116,10 @@ def gpt2_weights(dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
     return {name: 1 + 0.3 * torch.randn(shape).to(dtype) for name, shape in shapes.items()}
 
 
+def converted(kind, stored: dict[str, torch.Tensor], config: dict, dtype) -> dict[str, torch.Tensor]:
+    return dict(kind.convert(Weights(stored, kind.PREFIX, dtype), kind.checked(config)))
+
+
 @pytest.mark.parametrize("model", ["gpt2", "bart"])
 @pytest.mark.parametrize(
     "stored, asked, expected",
@@ -132,19 +133,19 @@ def gpt2_weights(dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
 )
 def test_weights_keep_their_precision_or_get_the_one_asked_for(tiny_bart, model, stored, asked, expected):
     if model == "gpt2":
-        weights, _ = gpt2_from_huggingface(gpt2_weights(stored), GPT2, asked)
+        weights = converted(gpt2, gpt2_weights(stored), GPT2, asked)
     else:
         fairseq_model, args = tiny_bart()
         renamed, config = bart_to_huggingface(fairseq_model.to(stored).state_dict(), args)
-        weights, _ = bart_from_huggingface(renamed, config, asked)
+        weights = converted(bart, renamed, config, asked)
     assert {weight.dtype for weight in weights.values()} == {expected}
 
 
 def test_numbers_that_half_precision_cannot_hold_are_refused():
     weights = gpt2_weights()
     weights["h.0.mlp.c_fc.weight"][3, 3] = 1e6
-    with pytest.raises(UserError, match=r"h\.0\.mlp\.c_fc\.weight .* half precision: use --dtype fp32"):
-        gpt2_from_huggingface(weights, GPT2, torch.float16)
+    with pytest.raises(UserError, match=r"h\.0\.mlp\.c_fc\.weight .* half precision: use --precision fp32"):
+        converted(gpt2, weights, GPT2, torch.float16)
 
 
 # --- what GPT-2 lacks ----------------------------------------------------------------------------
@@ -189,7 +190,7 @@ def test_a_bias_of_zero_is_moved_less_than_logits_show(caplog):
     _, bias = impossible_row(words, gain, torch.zeros(768))
     assert 0 < (words @ bias).abs().max() < 1e-4
     assert "logits will differ" not in caplog.text
-    assert "convert with --dtype fp16 what is to run with --fp16" in caplog.text
+    assert "convert with --precision fp16 what is to run with --fp16" in caplog.text
     impossible_row(words.half(), gain.half(), torch.zeros(768).half())
     assert "logits will differ from the original's by up to 0.0" in caplog.text
 

@@ -9,7 +9,7 @@ from torch import nn
 
 import fairseq_el.plugin.tasks
 from fairseq_el import Summarizer
-from fairseq_el.checkpoints.meta_init import build_vacant, precision_of
+from fairseq_el.checkpoints.meta_init import build_on_meta, precision_of
 from helpers import DEMO, run_command
 from make_checkpoint import make_checkpoint
 
@@ -75,10 +75,10 @@ def test_models_are_built_without_weights_of_their_own(model, monkeypatch):
     built = []
 
     def watch(build, dtype):
-        built.append(build_vacant(build, dtype))
+        built.append(build_on_meta(build, dtype))
         return built[-1]
 
-    monkeypatch.setattr(fairseq_el.plugin.tasks, "build_vacant", watch)
+    monkeypatch.setattr(fairseq_el.plugin.tasks, "build_on_meta", watch)
     before = torch.get_rng_state()
     Summarizer.load(model, "demo", bpe=DEMO, cpu=True)
     assert len(built) == 1 and torch.equal(torch.get_rng_state(), before)
@@ -86,7 +86,7 @@ def test_models_are_built_without_weights_of_their_own(model, monkeypatch):
 
 @pytest.mark.parametrize("dtype", ["fp16", "fp32"])
 @pytest.mark.parametrize("arch", ["bart_base", "transformer"])  # learned positions, and computed ones
-def test_a_model_built_vacant_holds_what_stock_fairseq_loads(tmp_path, arch, dtype):
+def test_a_model_built_on_meta_holds_what_stock_fairseq_loads(tmp_path, arch, dtype):
     path = make_checkpoint(arch, tmp_path, vocab=6000, settings=TINY, dtype=dtype)
     texts = (DEMO / "test.source").read_text(encoding="utf-8").splitlines()[:3]
     options = {"bpe": DEMO, "cpu": True, "max_len_b": 6}
@@ -104,7 +104,7 @@ def test_what_no_checkpoint_holds_is_computed_as_ever():
             super().__init__(2, 2)
             self.register_buffer("table", torch.arange(3.0), persistent=False)
 
-    assert torch.equal(build_vacant(Computing, torch.float16).table, torch.arange(3.0))
+    assert torch.equal(build_on_meta(Computing, torch.float16).table, torch.arange(3.0))
 
 
 def test_only_whole_checkpoints_in_half_precision_are_taken_for_such():

@@ -14,7 +14,6 @@ import torch
 from fairseq import checkpoint_utils
 from fairseq.data import Dictionary
 from fairseq.data.encoders.gpt2_bpe import GPT2BPE
-from fairseq.data.encoders.gpt2_bpe_utils import bytes_to_unicode
 from fairseq.models.transformer_lm import TransformerLanguageModel
 from fairseq.sequence_generator import SequenceGenerator
 from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
@@ -23,82 +22,24 @@ from omegaconf import OmegaConf
 from safetensors import safe_open
 
 from fairseq_el.checkpoints import loading
-from fairseq_el.cli.convert import convert, convert_back, main
+from fairseq_el.cli.convert import convert, convert_back
+from fairseq_el.cli.main import main
 from fairseq_el.errors import UserError
 from helpers import run_command
+from hf_models import (
+    GPT2_ROWS,
+    MASK_ROW,
+    PIECES,
+    TEXTS,
+    bart,
+    far_below_zero,
+    gpt2,
+    save,
+    without_biases,
+    write_tokenizer,
+)
 
 transformers = pytest.importorskip("transformers")
-
-MERGES = [
-    ("Ġ", "t"), ("h", "e"), ("Ġt", "he"), ("i", "n"), ("Ġ", "a"), ("r", "e"), ("o", "n"), ("Ġ", "s"),
-    ("Ã", "©"), ("in", "g"), ("Ġ", "c"), ("a", "t"), ("Ġc", "at"),
-]  # fmt: skip
-TEXTS = [
-    "the cat is singing in the café", " naïve  \tre\u00adtheatre 123!", "on — the…",
-    "日本 the\u2028 \x85cat",
-]  # fmt: skip
-PIECES = [*bytes_to_unicode().values(), *map("".join, MERGES), "<|endoftext|>"]  # in GPT-2's order
-GPT2_ROWS = len(PIECES)
-# BART's order is another one, with entries that pad the vocabulary; <mask> is the last.
-BART_PIECES = ["<s>", "<pad>", "</s>", "<unk>", *sorted(PIECES), "madeupword0000", "madeupword0001"]
-MASK_ROW = len(BART_PIECES)
-
-
-def write_tokenizer(folder: Path, pieces: list[str]) -> None:
-    vocabulary = {piece: number for number, piece in enumerate(pieces)}
-    (folder / "vocab.json").write_text(json.dumps(vocabulary, ensure_ascii=False), encoding="utf-8")
-    lines = ["#version: 0.2", *(" ".join(pair) for pair in MERGES)]
-    (folder / "merges.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
-SPREADS = {"bias": 0.05, "embed_positions": 1.0, "wpe": 1.0, "shared": 0.3, "embed_tokens": 0.3, "wte": 0.3,
-           "lm_head": 0.3, "encoder_attn": 0.5}  # fmt: skip
-
-
-def shake(model):
-    """Weights that make a difference everywhere (new models have biases of zero and gains of one), and with
-    which a model says different things."""
-    noise = torch.Generator().manual_seed(7)
-    for name, parameter in model.named_parameters():
-        is_gain = parameter.dim() == 1 and name.endswith("weight")
-        spread = next((spread for part, spread in SPREADS.items() if part in name), 0.12)
-        parameter.data = is_gain + spread * torch.randn(parameter.shape, generator=noise)
-    return model.eval()
-
-
-def gpt2(**options):
-    config = transformers.GPT2Config(
-        vocab_size=GPT2_ROWS, n_embd=32, n_layer=3, n_head=4, n_positions=40,
-        bos_token_id=GPT2_ROWS - 1, eos_token_id=GPT2_ROWS - 1, **options,
-    )  # fmt: skip
-    return shake(transformers.GPT2LMHeadModel(config))
-
-
-def far_below_zero(model):
-    """Logits lower by 60, for a part that all words have in common. The real GPT-2 has such logits."""
-    words, norm = model.transformer.wte.weight.data, model.transformer.ln_f
-    norm.bias.data.fill_(5.0)
-    words -= words.mean(dim=1, keepdim=True) + 60 / norm.bias.sum()
-    return model
-
-
-def without_biases(model):
-    for name, parameter in model.named_parameters():
-        if name.endswith("bias"):
-            parameter.data.zero_()
-    return model
-
-
-def bart(**options):
-    config = transformers.BartConfig(
-        **{
-            "vocab_size": MASK_ROW, "d_model": 32, "encoder_layers": 2, "decoder_layers": 3,
-            "encoder_ffn_dim": 48, "decoder_ffn_dim": 64, "encoder_attention_heads": 4,
-            "decoder_attention_heads": 8, "max_position_embeddings": 40, **options,
-        }
-    )  # fmt: skip
-    return shake(transformers.BartForConditionalGeneration(config))
-
 
 MODELS = {
     "gpt2": gpt2,
@@ -113,14 +54,6 @@ MODELS = {
     "bart, padded beyond its names": lambda: bart(vocab_size=MASK_ROW + 3),
 }
 GPT2_MODELS, BART_MODELS = ([m for m in MODELS if m.startswith(kind)] for kind in ("gpt2", "bart"))
-
-
-def save(model, folder: Path, **options) -> Path:
-    """A folder as `save_pretrained` and the released models have it."""
-    model.save_pretrained(folder, **options)
-    is_bart = model.config.model_type == "bart"
-    write_tokenizer(folder, [*BART_PIECES, "<mask>"] if is_bart else PIECES)
-    return folder
 
 
 @pytest.fixture(autouse=True)
@@ -489,10 +422,10 @@ def smuggle_code(folder: Path) -> None:
 GPT2_MISTAKES = {
     "no config": (lambda folder: (folder / "config.json").unlink(), "config.json does not exist"),
     "config cut": (lambda folder: (folder / "config.json").write_text("{"), "config.json is not JSON"),
-    "other model": (change_config(model_type="t5"), "type 't5': only gpt2 and bart"),
+    "other model": (change_config(model_type="t5"), "type 't5', which fairseq has no counterpart for: use one of"),
     "no sizes": (change_config(n_embd="absent"), "config.json does not say n_embd"),
-    "other sizes": (change_config(n_embd=64), r"wpe.weight|h.0.ln_1.weight is of shape \[32\], but \[64\]"),
-    "more layers": (change_config(n_layer=4), "weights lacks h.3.ln_1.weight"),
+    "other sizes": (change_config(n_embd=64), r"wte.weight is of shape \[270, 32\], but \[270, 64\]"),
+    "more layers": (change_config(n_layer=4), "weights lack h.3.ln_1.weight"),
     "fewer layers": (change_config(n_layer=2), "12 weights .* such as h.2.attn.c_attn.bias"),
     "attention scaled": (change_config(scale_attn_by_inverse_layer_idx=True), "can only express"),
     "other epsilon": (change_config(layer_norm_epsilon=1e-6), "layer_norm_epsilon = 1e-06"),
@@ -501,7 +434,7 @@ GPT2_MISTAKES = {
     "two tables": (change_weights(lm_head__weight=torch.ones(GPT2_ROWS, 32)), "tie_word_embeddings"),
     "a head": (change_weights(multiple_choice_head=torch.ones(1)), "multiple_choice_head"),
     "no gain": (change_weights(transformer__ln_f__weight=torch.zeros(32)), "ln_f"),
-    "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "has no weights: neither"),
+    "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "has no weights, neither"),
     "cut short": (cut_short, "model.safetensors is not a complete checkpoint"),
     "a shard lost": (lose_a_shard, "model-00002-of-.* does not exist"),
     "code": (smuggle_code, "pytorch_model.bin was refused and nothing in it was run"),
@@ -585,8 +518,7 @@ def test_a_language_model_has_no_way_back(made, tmp_path):
 @pytest.mark.parametrize("name", ["bart", "gpt2"])
 def test_the_suggested_command_runs_on_the_folder(made, tmp_path, monkeypatch, capsys, name):
     output = tmp_path / "a folder"
-    monkeypatch.setattr(sys, "argv", ["convert_hf.py", str(made(name).source), str(output)])
-    main()
+    main(["convert", str(made(name).source), str(output)])
     suggestion = capsys.readouterr().out.splitlines()[-1].removeprefix("try: ")
     generated = run_command(*shlex.split(suggestion), input="the cat\n")
     assert generated.returncode == 0, generated.stderr
@@ -597,7 +529,7 @@ def test_the_suggested_command_runs_on_the_folder(made, tmp_path, monkeypatch, c
 def test_the_script_runs_from_anywhere_and_says_only_what_it_did(made, tmp_path):
     done = run_command(
         sys.executable, "-m", "fairseq_el", "convert", "--reverse", made("bart").path, "out",
-        "--dtype", "fp16", cwd=tmp_path,
+        "--precision", "fp16", cwd=tmp_path,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[-1].startswith("wrote out/model.safetensors (0.1 MB) and its")
@@ -606,9 +538,8 @@ def test_the_script_runs_from_anywhere_and_says_only_what_it_did(made, tmp_path)
 
 
 def test_a_mistake_on_the_command_line_is_answered_in_one_line(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["convert_hf.py", str(tmp_path / "none"), str(tmp_path)])
     with pytest.raises(SystemExit) as ended:
-        main()
-    expected = f"convert_hf: error: {tmp_path / 'none' / 'config.json'} does not exist: put the model's"
+        main(["convert", str(tmp_path / "none"), str(tmp_path)])
+    expected = f"convert: error: {tmp_path / 'none' / 'config.json'} does not exist: put the model's"
     assert str(ended.value).startswith(expected)
     assert "\n" not in str(ended.value)

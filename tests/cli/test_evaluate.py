@@ -1,8 +1,7 @@
-"""scripts/evaluate.py: one command a row, and the row says what was measured."""
+"""`fairseq-el evaluate`: one command a row, and the row says what was measured."""
 
 import json
 import re
-import sys
 
 import pytest
 from fairseq.data import indexed_dataset
@@ -11,7 +10,7 @@ from demo import CommandFailed
 from fairseq_el.cli import evaluate
 from fairseq_el.jobs.summarizer import Summarizer
 from fairseq_el.text import rouge
-from helpers import DEMO, LONGEST_SOURCE, REFERENCES, TEXTS, make_language_model, write_lines
+from helpers import DEMO, LONGEST_SOURCE, REFERENCES, TEXTS, exit_of, make_language_model, write_lines
 
 WORDS = ["--preset", "demo", "--model", DEMO]
 SENTENCES = 24
@@ -19,22 +18,17 @@ SENTENCES = 24
 
 @pytest.fixture
 def command(monkeypatch, tmp_path):
-    """scripts/evaluate.py in this process; returns what it exits with, None if all is well."""
+    """`fairseq-el evaluate` in this process; returns what it exits with, None if all is well."""
 
     def call(*words):
-        places = ["--results", tmp_path / "results.jsonl", "--build", tmp_path / "build"]
-        monkeypatch.setattr(sys, "argv", ["evaluate.py", *map(str, [*places, *words])])
-        try:
-            evaluate.main()
-        except SystemExit as end:
-            return end.code
+        return exit_of(evaluate, ["--results-path", tmp_path, *words], monkeypatch)
 
     return call
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """A folder as scripts/prepare_data.py leaves it, of the demo's first pairs."""
+    """A folder as `fairseq-el prepare` leaves it, of the demo's first pairs."""
     folder = tmp_path_factory.mktemp("data")
     summarizer = Summarizer.load("demo", "demo")
     dictionary = summarizer.task.source_dictionary
@@ -54,16 +48,8 @@ def data(tmp_path_factory):
 def test_rows_of_stock_and_el_attention_agree_in_scores_and_say_what_they_are(
     command, data, tmp_path, capsys
 ):
-    for attention in ("stock", "always"):
-        words = [
-            *WORDS,
-            "--data",
-            data / "bin",
-            "--attention",
-            attention,
-            "--required-batch-size-multiple",
-            1,
-        ]
+    for attention in (["--stock"], ["--el-attention", "always"]):
+        words = [*WORDS, "--data", data / "bin", *attention, "--required-batch-size-multiple", 1]
         assert command(*words, "--beam", 2) is None
     stock, always = map(json.loads, (tmp_path / "results.jsonl").read_text().splitlines())
     summarizer = Summarizer.load("demo", "demo", beam=2)
@@ -98,7 +84,7 @@ def test_rows_of_stock_and_el_attention_agree_in_scores_and_say_what_they_are(
 
     # what fairseq-generate wrote is what the Summarizer writes
     for system in ("stock", "always"):
-        written = (tmp_path / "build" / f"demo-beam-{system}" / "summaries.txt").read_text(encoding="utf-8")
+        written = (tmp_path / f"demo-beam-{system}" / "summaries.txt").read_text(encoding="utf-8")
         assert written.splitlines() == summaries
 
 
@@ -120,11 +106,11 @@ def test_a_language_models_texts_become_prompts(command, data, tmp_path):
         "--data",
         small,
     ]
-    assert "stock fairseq can't" in command(*words, "--attention", "stock")
+    assert "stock fairseq can't" in command(*words, "--stock")
     assert command(*words) is None
     row = json.loads((tmp_path / "results.jsonl").read_text())
     assert list(row["scores"]) == ["ROUGE-1", "ROUGE-2", "ROUGE-Lsum"] and row["sentences"] == 4
-    written = (tmp_path / "build" / "gpt2_cnndm-greedy-auto" / "summaries.txt").read_text(encoding="utf-8")
+    written = (tmp_path / "gpt2_cnndm-greedy-auto" / "summaries.txt").read_text(encoding="utf-8")
     summarizer = Summarizer.load(folder, "gpt2_cnndm", "greedy", max_new_tokens=10)
     assert written == "".join(f"{summary}\n" for summary in summarizer(TEXTS[:4]))
 
@@ -132,17 +118,20 @@ def test_a_language_models_texts_become_prompts(command, data, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--data", "{bin}", "--subset", "valid"], "has no binarised valid set"),
+        (["--data", "{bin}", "--gen-subset", "valid"], "has no binarised valid set"),
         (["--data", "{bin}", "--reference", "{short}"], "has 2 references, but there are 24 sentences"),
         (["--data", "{bin}", "--model", "nowhere"], "there is no checkpoint nowhere"),
         (["--data", "{bin}", "--beem", "2"], "did you mean beam"),
-        (["--data", "{bin}", "--results", "{short}"], "line 1 of .* is not a result"),
+        (["--data", "{bin}", "--results-path", "{other}"], "line 1 of .* is not a result"),
         (["--data", "{bin}", "--preset", "gpt2_cnndm"], "trained for translation"),
     ],
 )
 def test_mistakes_are_one_line_and_come_before_the_work(command, data, tmp_path, words, message):
     short = write_lines(tmp_path / "short", ["a", "b"])
-    said = command(*WORDS, *(word.format(bin=data / "bin", short=short) for word in words))
+    other = tmp_path / "other"
+    other.mkdir()
+    write_lines(other / "results.jsonl", ["a"])
+    said = command(*WORDS, *(word.format(bin=data / "bin", short=short, other=other) for word in words))
     assert re.match(f"evaluate: error: .*{message}", said) and "\n" not in said
     assert not (tmp_path / "results.jsonl").exists()
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairseq_el.cli import prepare
-from helpers import run_command
+from helpers import exit_of, run_command
 
 CNNDM = prepare.DATA_SETS["cnndm"]
 XSUM = prepare.DATA_SETS["xsum"]
@@ -214,7 +214,7 @@ def prepared(tmp_path_factory, bpe):
     write_json_lines(folder / "input", ARTICLES)  # test.jsonl is left alone: there is parquet
     done = run_command(
         sys.executable, "-m", "fairseq_el", "prepare", "cnndm", "--input", folder / "input",
-        "--output", folder / "out", "--bpe", bpe,
+        "--output", folder / "out", "--bpe-dir", bpe,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return folder / "out", done
@@ -257,19 +257,17 @@ def test_lines_keep_their_order_in_several_processes(tmp_path, bpe, fairseq_bpe,
 
 
 @pytest.fixture
-def prepare(tmp_path, bpe, monkeypatch):
+def fails(tmp_path, bpe, monkeypatch):
     """Runs the script on a folder that `write` fills, and returns its last words."""
     monkeypatch.setattr(prepare, "available_cores", lambda: 1)
 
     def run(write, dataset="cnndm", bpe=bpe) -> str:
         (tmp_path / "input").mkdir()
         write(tmp_path / "input")
-        words = [dataset, "--input", tmp_path / "input", "--output", tmp_path / "output", "--bpe", bpe]
-        monkeypatch.setattr(sys, "argv", ["prepare_data.py", *map(str, words)])
-        with pytest.raises(SystemExit) as stopped:
-            prepare.main()
-        assert re.match(r"prepare_data: error: \S.*$", stopped.value.code)  # one line
-        return stopped.value.code
+        words = [dataset, "--input", tmp_path / "input", "--output", tmp_path / "output", "--bpe-dir", bpe]
+        said = exit_of(prepare, words, monkeypatch)
+        assert re.fullmatch(r"prepare: error: \S.*", said)  # one line
+        return said
 
     return run
 
@@ -278,15 +276,15 @@ def prepare(tmp_path, bpe, monkeypatch):
     ("dataset", "address"),
     [("cnndm", "abisee/cnn_dailymail"), ("xsum", "EdinburghNLP/xsum"), ("squad", "rajpurkar/squad")],
 )
-def test_missing_data_is_answered_with_where_to_get_it(prepare, dataset, address):
-    message = prepare(lambda folder: (folder / "README.md").touch(), dataset)
+def test_missing_data_is_answered_with_where_to_get_it(fails, dataset, address):
+    message = fails(lambda folder: (folder / "README.md").touch(), dataset)
     assert f"hf download {address} --repo-type dataset" in message
 
 
-def test_missing_files_of_the_encoding_are_answered_with_where_to_get_them(prepare, bpe, tmp_path):
+def test_missing_files_of_the_encoding_are_answered_with_where_to_get_them(fails, bpe, tmp_path):
     (tmp_path / "half").mkdir()
     (tmp_path / "half" / "encoder.json").write_bytes((bpe / "encoder.json").read_bytes())
-    message = prepare(lambda folder: write_text(folder, ARTICLES), bpe=tmp_path / "half")
+    message = fails(lambda folder: write_text(folder, ARTICLES), bpe=tmp_path / "half")
     assert "lacks vocab.bpe, dict.txt" in message
     assert "https://dl.fbaipublicfiles.com/fairseq/gpt2_bpe/vocab.bpe" in message
 
@@ -328,30 +326,30 @@ def several_versions(folder):
         (lambda folder: write_json_lines(folder, ARTICLES[1:2]), "no pair of texts in .*test.jsonl"),
     ],
 )
-def test_wrong_data_are_one_line(prepare, write, message):
-    assert re.search(message, prepare(write))
+def test_wrong_data_are_one_line(fails, write, message):
+    assert re.search(message, fails(write))
 
 
-def test_a_missing_package_is_named(prepare, monkeypatch):
+def test_a_missing_package_is_named(fails, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    assert "pip install pyarrow" in prepare(lambda folder: (folder / "test.parquet").touch())
+    assert "pip install pyarrow" in fails(lambda folder: (folder / "test.parquet").touch())
 
 
-def test_a_dictionary_of_another_encoding_is_noticed(prepare, bpe, tmp_path):
+def test_a_dictionary_of_another_encoding_is_noticed(fails, bpe, tmp_path):
     (tmp_path / "other").mkdir()
     for name in prepare.BPE_FILES:
         (tmp_path / "other" / name).write_bytes((bpe / name).read_bytes())
     (tmp_path / "other" / "dict.txt").write_text("1 1\n2 1\n")
-    message = prepare(lambda folder: write_text(folder, ARTICLES), bpe=tmp_path / "other")
+    message = fails(lambda folder: write_text(folder, ARTICLES), bpe=tmp_path / "other")
     assert re.search(r"dict.txt lacks 265 of the 267 numbers of .*encoder.json", message)
     assert not (tmp_path / "output").exists()  # said before the work, not after
 
 
-def test_a_failing_command_is_shown_with_its_last_words(prepare, tmp_path, monkeypatch):
+def test_a_failing_command_is_shown_with_its_last_words(fails, tmp_path, monkeypatch):
     command = tmp_path / "fairseq-preprocess"
     command.write_text("#!/bin/sh\necho a word before\necho the last word >&2\nexit 3\n")
     command.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    message = prepare(lambda folder: write_text(folder, ARTICLES))
+    message = fails(lambda folder: write_text(folder, ARTICLES))
     assert "fairseq-preprocess failed: the last word (all it said: " in message
     assert (tmp_path / "output" / "preprocess.log").read_text() == "a word before\nthe last word\n"

@@ -1,4 +1,4 @@
-"""Text in, summaries out: `Summarizer`, and scripts/summarize.py, which loses nothing whatever happens."""
+"""Text in, summaries out: `Summarizer`, and `fairseq-el summarize`, which loses nothing whatever happens."""
 
 import argparse
 import errno
@@ -32,7 +32,6 @@ from helpers import (
     GREEDY,
     LONGEST_SOURCE,
     REFERENCES,
-    ROOT,
     TEXTS,
     exit_of,
     interrupted_after,
@@ -48,7 +47,7 @@ from make_checkpoint import make_checkpoint
 
 @pytest.fixture
 def command(monkeypatch):
-    """scripts/summarize.py in this process; returns what it exits with, None if all is well."""
+    """`fairseq-el summarize` in this process; returns what it exits with, None if all is well."""
     monkeypatch.setattr(Summarizer, "load", load_once)
     return lambda *words: exit_of(summarize, words, monkeypatch)
 
@@ -68,7 +67,7 @@ def summaries(greedy):
 
 def test_summaries_are_in_the_order_of_the_texts_and_do_not_depend_on_batches(command, tmp_path, summaries):
     assert len(set(summaries)) > 20 and all(summaries)
-    small_batches = ["--batch-size", 3, "--memory-budget", "100K"]
+    small_batches = ["--batch-size", 3, "--el-memory-budget", "100K"]
     for texts, options in ((TEXTS, []), (TEXTS[::-1], ["--max-tokens", 500]), (TEXTS, small_batches)):
         assert command(*job(tmp_path, texts, *options, "--overwrite")) is None
         assert read_lines(tmp_path / "out") == [summaries[TEXTS.index(text)] for text in texts]
@@ -89,8 +88,8 @@ def test_nothing_in_nothing_out(command, tmp_path, content):
 
 @pytest.mark.parametrize("variant", ["beam", "diverse"])
 def test_summaries_are_those_of_stock_attention(command, tmp_path, variant):
-    for system in ("stock", "always"):
-        options = ["--search", variant, "--attention", system, "--output", tmp_path / system]
+    for system, chosen in (("stock", ["--stock"]), ("always", ["--el-attention", "always"])):
+        options = ["--search", variant, *chosen, "--output", tmp_path / system]
         assert command(*job(tmp_path, TEXTS[:12], *options)) is None
     assert (tmp_path / "stock").read_bytes() == (tmp_path / "always").read_bytes()
 
@@ -165,7 +164,7 @@ def test_a_killed_run_goes_on_and_ends_as_if_nothing_had_been(command, tmp_path,
 
     output, journal = tmp_path / "out.txt", tmp_path / "out.txt.journal"
     killed = subprocess.Popen(
-        [sys.executable, ROOT / "scripts" / "summarize.py", *map(str, words), "--output", output],
+        [sys.executable, "-m", "fairseq_el", "summarize", *map(str, words), "--output", output],
         stderr=subprocess.PIPE,
     )
     deadline = time.monotonic() + 120
@@ -192,10 +191,10 @@ def test_a_killed_run_goes_on_and_ends_as_if_nothing_had_been(command, tmp_path,
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out.txt", "undisturbed.txt"]
 
 
-def test_a_deferred_module_is_imported_by_the_first_call():
-    assert lazy_import.Deferred("statistics").mean([1, 2]) == 1.5
+def test_a_lazy_module_is_imported_by_the_first_call():
+    assert lazy_import.LazyModule("statistics").mean([1, 2]) == 1.5
     with pytest.raises(ModuleNotFoundError, match="nothing"):
-        lazy_import.Deferred("nothing").at_all()
+        lazy_import.LazyModule("nothing").at_all()
 
 
 def test_an_interrupted_run_says_how_to_go_on_and_overwrite_starts_again(
@@ -219,8 +218,7 @@ def test_an_interrupted_run_says_how_to_go_on_and_overwrite_starts_again(
 
 @pytest.mark.parametrize("batches", [1, 4, 5, 9])  # in and between windows of 4 batches and a rest
 def test_large_files_are_read_and_resumed_in_windows(command, tmp_path, summaries, monkeypatch, batches):
-    monkeypatch.setattr(summarize, "WINDOW", 7)
-    words = job(tmp_path, TEXTS, "--batch-size", 2)
+    words = job(tmp_path, TEXTS, "--batch-size", 2, "--window", 7)
     with monkeypatch.context() as patch:
         interrupted_after(batches, patch)
         assert "--resume" in command(*words)
@@ -371,17 +369,18 @@ def test_bad_lines_are_named_before_anything_is_done(command, tmp_path, name, co
     ("words", "message"),
     [
         (["--model", "nowhere"], "there is no checkpoint nowhere"),
-        (["--bpe", "{tmp}"], "neither sentencepiece.model nor encoder.json and vocab.bpe.*--bpe"),
+        (["--bpe-dir", "{tmp}"], "neither sentencepiece.model nor encoder.json and vocab.bpe.*--bpe"),
         (["--preset", "cnn"], "there is no preset 'cnn'"),
         (["--preset", "gpt2_cnndm"], "trained for translation, but .* gpt2_cnndm is for language_modeling"),
         (["--search", "topk"], "has no variant 'topk'"),
-        (["--beem", "2"], "no option 'beem'; did you mean beam"),
-        (["--beam", "two"], "value of beam does not fit"),
+        (["--beem", "2"], "--beem is not an option; did you mean beam"),
+        (["--beam", "0"], "--beam 0 is out of range: at least 1"),
+        (["--beam", "two"], "--beam two is not valid"),
         (["articles.txt"], "'articles.txt' is not an option"),
         (["--input", "nothing.txt"], "nothing.txt does not exist"),
         (["--output", "{tmp}/no/out.txt"], "there is no folder .*no"),
         (["--output", "{tmp}"], "is a folder"),
-        (["--memory-budget", "lots"], "'lots' is not a size"),
+        (["--el-memory-budget", "lots"], "'lots' is not a size"),
         (["--reference", "nothing.txt"], "nothing.txt does not exist"),
         (["--preset", "cnndm", "--min-len", "200"], "min_len"),
     ],
@@ -475,9 +474,9 @@ def test_bart_reads_gpt2s_encoding_from_its_folder_or_another(command, tmp_path)
     model = ["--model", tmp_path / "bart", "--preset", "xsum", "--search", "beam"]
     words = job(tmp_path, ["", *ARTICLES[1:]], *model, "--beam", 2, "--max-len-b", 30)
     assert "encoder.json" in command(*words)
-    words += ["--bpe", tmp_path / "bpe", "--el-block-ngrams", "false"]
+    words += ["--bpe-dir", tmp_path / "bpe", "--el-block-ngrams", "false"]
     assert command(*words) is None
-    assert command(*words, "--output", tmp_path / "stock", "--attention", "stock") is None
+    assert command(*words, "--output", tmp_path / "stock", "--stock") is None
     assert (tmp_path / "out").read_bytes() == (tmp_path / "stock").read_bytes()
     assert len((tmp_path / "out").read_text(encoding="utf-8")) > 40
 
@@ -537,6 +536,6 @@ def test_samples_depend_on_the_text_and_the_seed_alone(language_model):
 
 def test_a_language_model_through_the_command(command, language_model, tmp_path):
     words = job(tmp_path, ["", "A text."], "--model", language_model, "--preset", "gpt2_cnndm")
-    assert "stock fairseq can't" in command(*words, "--attention", "stock")
+    assert "stock fairseq can't" in command(*words, "--stock")
     assert command(*words, "--max-new-tokens", 10, "--search", "topk") is None
     assert len(read_lines(tmp_path / "out")) == 2

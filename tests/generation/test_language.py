@@ -237,7 +237,7 @@ def test_truncation_keeps_the_end_of_the_prompt(el):
 def test_blocked_ngrams_include_those_of_the_prompt(el):
     prompts = [[5, 6, 7, 8, 9, 5, 6], random_prompts(3)[0]]
     for search in (dict(beam=3), dict(beam=3, sampling=True)):
-        system = el(el_block_ngrams=True, max_new_tokens=40)
+        system = el(max_new_tokens=40)
         found = system.generate(prompts, no_repeat_ngram_size=3, **search)
         for prompt, hypotheses in zip(prompts, found):
             for hypothesis in hypotheses:

@@ -126,7 +126,7 @@ def test_data_that_could_not_be_encoded_leave_nothing_that_looks_whole(tmp_path,
     write_pairs(folder)
     rows = write_gpt2_encoding(tmp_path / "bpe")
     write_lines(tmp_path / "bpe" / "dict.txt", (f"{n} 1" for n in range(rows - 4)))
-    words = ["xsum", "--input", folder, "--output", output, "--bpe", tmp_path / "bpe"]
+    words = ["xsum", "--input", folder, "--output", output, "--bpe-dir", tmp_path / "bpe"]
     assert exit_of(prepare, words, monkeypatch) is None
     before = {path: path.read_bytes() for path in (output / "bin").iterdir() if path.suffix != ".log"}
     assert len(before) > 5 and "bin.tmp" not in names(output)
@@ -181,7 +181,7 @@ def test_a_place_that_can_not_be_written_to_is_said_before_a_model_is_loaded(tmp
     with pytest.raises(UserError, match=message):
         evaluate.check_results(Path(output))
     merged = exit_of(merge, [tmp_path / "in", "--output", output], monkeypatch)
-    assert merged.startswith("merge_shards: error: ") and message in merged
+    assert merged.startswith("merge: error: ") and message in merged
 
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.EDQUOT], ids=errno.errorcode.get)
@@ -228,16 +228,14 @@ def test_too_little_room_is_said_before_a_model_is_loaded(tmp_path, monkeypatch)
 CHILD = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
-sys.argv = {argv!r}
-from fairseq_el.cli import summarize
-summarize.main()
+from fairseq_el.cli.main import main
+main({words!r})
 """
 
 
 def run_with_room_for(limit: int, *words) -> subprocess.CompletedProcess:
-    """scripts/summarize.py in a process whose files can't grow beyond so many bytes."""
-    argv = ["summarize.py", *map(str, words)]
-    code = CHILD.format(limit=limit, argv=argv)
+    """`fairseq-el summarize` in a process whose files can't grow beyond so many bytes."""
+    code = CHILD.format(limit=limit, words=["summarize", *map(str, words)])
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, cwd=ROOT)
 
 

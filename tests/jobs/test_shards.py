@@ -257,7 +257,7 @@ def test_a_set_that_is_not_one_job_is_refused_in_one_line(call, three_parts, tmp
     spoil(folder, call, folder / "in.txt")
     before = sorted(folder.iterdir())
     said = call(merge, *folder.glob("part.*"), "--output", folder / "all")
-    assert message in said and said.startswith("merge_shards: error: ") and "\n" not in said
+    assert message in said and said.startswith("merge: error: ") and "\n" not in said
     assert sorted(folder.iterdir()) == before
 
 

@@ -52,7 +52,7 @@ def title(system: str) -> str:
 
 def test_every_figure_has_a_table_and_every_table_its_rows(tables):
     assert {name: len(rows) for name, rows in tables.items()} == {
-        "Bars": 17,
+        "Targets": 17,
         "One decoding step": 2 * len(QUICK.step_lengths),
         "Whole generation": len(RAN),
         "The choice of form": len(QUICK.auto_source_lengths) * len(QUICK.auto_beams),
@@ -79,7 +79,7 @@ def test_a_number_shown_is_the_number_in_the_json(tables, results):
         assert shown["source and beam"] == f"n = {row['source_length']}, beam {row['beam']}"
         assert number(shown["auto"]) == pytest.approx(row["auto"]["median"], abs=0.005001)
         assert number(shown["auto to better"]) == pytest.approx(row["auto_to_better"], abs=0.005001)
-    for shown, row in zip(tables["Bars"], results["bars"], strict=True):
+    for shown, row in zip(tables["Targets"], results["targets"], strict=True):
         assert shown["figure"] == row["figure"]
         if row["value"] is None:
             assert (shown["measured"], shown["result"]) == ("not measured", "open")
@@ -184,12 +184,12 @@ def test_memory_is_that_of_the_worker_and_its_peak_is_no_less(results):
         assert 1e8 < record["memory"]["resident"] <= record["memory"]["peak"] < 4e9
 
 
-def test_bars_are_met_from_their_limit_on_and_open_without_a_measurement():
-    assert generator.bar("f", 2.0, at_least=2.0)["met"] is True
-    assert generator.bar("f", 1.99, at_least=2.0)["met"] is False
-    assert generator.bar("f", 1.10, at_most=1.10)["met"] is True
-    assert generator.bar("f", 1.11, at_most=1.10)["met"] is False
-    assert generator.bar("f", None, at_least=2.0)["met"] is None
+def test_targets_are_met_from_their_limit_on_and_open_without_a_measurement():
+    assert generator.target("f", 2.0, at_least=2.0)["met"] is True
+    assert generator.target("f", 1.99, at_least=2.0)["met"] is False
+    assert generator.target("f", 1.10, at_most=1.10)["met"] is True
+    assert generator.target("f", 1.11, at_most=1.10)["met"] is False
+    assert generator.target("f", None, at_least=2.0)["met"] is None
 
 
 def test_all_systems_get_the_same_sources_of_the_requested_length():
@@ -226,7 +226,7 @@ def test_a_worker_that_fails_is_reported_with_the_end_of_its_log(tmp_path):
         driver.run([SYSTEMS["stock"]], [], 1, nowhere, logs=tmp_path)
 
 
-def test_an_exhibit_replaces_its_own_section_of_the_page_and_no_other(tmp_path):
+def test_an_experiment_replaces_its_own_section_of_the_page_and_no_other(tmp_path):
     page = tmp_path / "docs" / "benchmarks.md"
     replace_section(page, "one", "first text")
     replace_section(page, "two", r"a \d backslash")
@@ -274,7 +274,7 @@ def language_run(tmp_path_factory) -> Path:
     return output
 
 
-def test_the_exhibit_of_language_models_compares_equal_outputs(language_run):
+def test_the_experiment_of_language_models_compares_equal_outputs(language_run):
     results = json.loads((language_run / "gpt2-toy.json").read_text())
     settings = language.QUICK
     rows = {(row["beam"], row["system"]): row for row in results["figures"]}
@@ -288,5 +288,5 @@ def test_the_exhibit_of_language_models_compares_equal_outputs(language_run):
     whole = [record for record in results["records"] if record["figure"] == "whole"]
     assert {len(tokens) for record in whole for tokens in record["tokens"]} == {settings.length - 1}
     shown = parse_tables((language_run / "benchmarks.md").read_text())
-    assert len(shown["Bars"]) == len(results["bars"])
+    assert len(shown["Targets"]) == len(results["targets"])
     assert len(shown["Prompt and output"]) == len(results["figures"])

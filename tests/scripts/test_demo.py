@@ -65,7 +65,7 @@ def build(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def summarize(build):
     """A short `make summarize`, end to end."""
-    return run_command(sys.executable, "scripts/demo.py", "--limit", LIMIT, "--build", build)
+    return run_command(sys.executable, "scripts/demo.py", "--limit", LIMIT, "--results-path", build)
 
 
 def row(output: str, system: str) -> list[str]:
@@ -129,7 +129,7 @@ def test_a_failing_command_is_shown_with_its_last_words(tmp_path):
     copy = tmp_path / "demo"
     shutil.copytree(DEMO, copy, ignore=shutil.ignore_patterns("recipe"))
     (copy / "model.pt").write_bytes(b"not a checkpoint")
-    options = "--limit", 1, "--demo", copy, "--build", tmp_path / "build"
+    options = "--limit", 1, "--demo", copy, "--results-path", tmp_path / "build"
     failed = run_command(sys.executable, "scripts/demo.py", *options)
     assert failed.returncode == 1
     assert "fairseq-generate" in failed.stderr.splitlines()[-1]  # the command, to try by hand

@@ -1,4 +1,4 @@
-"""The paper's exhibits at toy size: what they show is what was counted and measured, and what they count is right."""
+"""The paper's experiments at toy size: they show what was counted and measured, and count it right."""
 
 import json
 import statistics
@@ -12,7 +12,7 @@ import torch
 from matplotlib.colors import to_rgb
 
 import benchmark
-from bench import exhibit, figure3, figure4, forms, plots, table1, table4
+from bench import experiment, figure3, figure4, forms, plots, table1, table4
 from bench.counting import count
 from fairseq_el.models.policy import Cost, Shape
 from helpers import number, parse_tables
@@ -26,7 +26,7 @@ GIB = 2**30
 def page(tmp_path_factory) -> Path:
     """The page of one quick run of all of them; JSON and plots lie beside it."""
     threads = torch.get_num_threads()
-    output = tmp_path_factory.mktemp("exhibits")
+    output = tmp_path_factory.mktemp("experiments")
     for name in NAMES:
         benchmark.main([name, "--quick", "--repeats", str(REPEATS), "--output", str(output)])
     torch.set_num_threads(threads)
@@ -167,8 +167,8 @@ def test_what_is_compared_runs_in_turns_after_a_round_to_warm_up():
         return {name: lambda name=name: calls.append(name) for name in "ab"}
 
     costs = {name: Cost(1, 1) for name in "ab"}
-    works = [exhibit.Comparison({"n": n}, costs, set_up) for n in (1, 2)]
-    records = exhibit.time_interleaved(works, repeats=2, least_seconds=0.0)
+    works = [experiment.Comparison({"n": n}, costs, set_up) for n in (1, 2)]
+    records = experiment.time_interleaved(works, repeats=2, least_seconds=0.0)
     assert calls == ["set up", *"ababab"] * 2
     assert [(r["n"], r["work"], r["repeat"]) for r in records] == [
         (n, work, repeat) for n in (1, 2) for repeat in (0, 1) for work in "ab"
@@ -178,8 +178,8 @@ def test_what_is_compared_runs_in_turns_after_a_round_to_warm_up():
 @pytest.mark.parametrize(("takes", "calls"), [(3.0, 4), (20.0, 1)])
 def test_a_short_piece_of_work_is_repeated_and_its_time_is_that_of_one_call(monkeypatch, takes, calls):
     clock = [100.0]
-    monkeypatch.setattr(exhibit.time, "perf_counter", lambda: clock[-1])
-    seconds = exhibit.seconds_per_call(lambda: clock.append(clock[-1] + takes), least_seconds=10.0)
+    monkeypatch.setattr(experiment.time, "perf_counter", lambda: clock[-1])
+    seconds = experiment.seconds_per_call(lambda: clock.append(clock[-1] + takes), least_seconds=10.0)
     assert (seconds, len(clock) - 1) == (takes, calls)
 
 
@@ -200,10 +200,10 @@ def test_times_are_medians_of_the_rounds_for_one_sample(results):
 
 
 def test_the_full_figures_have_the_papers_shapes():
-    shape = figure3.EXHIBIT.settings.shape()
+    shape = figure3.EXPERIMENT.settings.shape()
     assert (shape.batch, shape.beam, shape.length, shape.heads, shape.width) == (32, 4, 1024, 16, 1024)
     lengths = [(n, 4) for n in (64, 128, 256, 512, 1024)]
-    assert figure4.EXHIBIT.settings.points() == lengths + [(1024, x) for x in (1, 2, 8)]
+    assert figure4.EXPERIMENT.settings.points() == lengths + [(1024, x) for x in (1, 2, 8)]
 
 
 def figure4_results(el: float, copied: float, balance: float = 5.0) -> dict:
@@ -237,7 +237,7 @@ def test_building_keys_and_values_pays_once_the_steps_they_save_add_up():
 # --- what is shown -------------------------------------------------------------------------------
 
 
-def test_every_exhibit_has_its_tables_on_the_page(tables):
+def test_every_experiment_has_its_tables_on_the_page(tables):
     assert {name: len(rows) for name, rows in tables.items()} == {
         "Three groups of operations": len(table1.LINES),
         "A whole step": 4,
@@ -304,7 +304,7 @@ def test_page_and_plot_are_made_again_from_the_json_without_measuring(page, tmp_
     def measured(*_):
         raise AssertionError("something was measured")
 
-    monkeypatch.setattr(exhibit, "time_interleaved", measured)
+    monkeypatch.setattr(experiment, "time_interleaved", measured)
     again = tmp_path / "benchmarks.md"
     for name in NAMES:
         benchmark.show(page.parent / f"{name}.json", again)
@@ -316,7 +316,7 @@ def test_page_and_plot_are_made_again_from_the_json_without_measuring(page, tmp_
 def test_results_name_machine_versions_and_settings(results):
     for name in NAMES:
         found = results(name)
-        assert found["quick"] and found["exhibit"] == name
+        assert found["quick"] and found["experiment"] == name
         assert found["environment"]["machine"] and {"torch", "fairseq"} <= set(found["environment"]["versions"])
         module = {"table1": table1, "table4": table4, "figure3": figure3, "figure4": figure4}[name]
         expected = json.loads(json.dumps(asdict(module.QUICK)))

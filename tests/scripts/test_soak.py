@@ -25,7 +25,7 @@ def test_a_job_under_faults_ends_as_the_undisturbed_one(tmp_path, monkeypatch):
 
 
 def test_the_soak_test_sees_what_is_lost_doubled_out_of_order_and_different(tmp_path):
-    lines = [json.dumps({"id": place, "summary": "x"}) for place in range(5)]
+    lines = [json.dumps({"id": number, "summary": "x"}) for number in range(5)]
     (tmp_path / "undisturbed.jsonl").write_text("\n".join(lines))
     broken = [lines[0], lines[2], lines[1], lines[1], '{"id": 4, "summary": "y"}']
     (tmp_path / "disturbed.jsonl").write_text("\n".join(broken))

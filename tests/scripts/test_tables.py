@@ -1,4 +1,4 @@
-"""The exhibits that are put together from parts, at toy size: what is shown is what was measured, and adds up."""
+"""The experiments that are put together from parts, at toy size: what is shown is what was measured, and adds up."""
 
 import json
 import re
@@ -11,7 +11,7 @@ import torch
 from rouge_score import rouge_scorer
 
 import benchmark
-from bench import compose, growth, lengths, parts, peers, pool, table2, table2_report, table3, table5, tasks
+from bench import extrapolate, growth, lengths, parts, peers, pool, table2, table2_report, table3, table5, tasks
 from bench.budget import GIB, Footprint, state_bytes
 from bench.driver import Worker, WorkerFailed
 from bench.environment import BUILD, ROOT
@@ -122,14 +122,14 @@ def test_steps_on_a_straight_line_add_up_to_what_they_add_up_to_one_by_one(steps
 
     timed = {"early": [[k, seconds(k)] for k in (1, 2, 3)], "late": [[k, seconds(k)] for k in range(steps - 3, steps)]}
     found = timed | {"steps": steps, "skipped": steps - 7, "first_seconds": 5.0, "sources": 4, "source_seconds": 2.0}
-    assert compose.steps_seconds(found) == pytest.approx(sum(map(seconds, range(1, steps))))
-    assert compose.batch_seconds(found, batch=40) == pytest.approx(20 + 5 + sum(map(seconds, range(1, steps))))
+    assert extrapolate.steps_seconds(found) == pytest.approx(sum(map(seconds, range(1, steps))))
+    assert extrapolate.batch_seconds(found, batch=40) == pytest.approx(20 + 5 + sum(map(seconds, range(1, steps))))
 
 
 def test_a_whole_run_is_the_sum_of_its_steps():
     found = {"early": [[1, 0.1], [2, 0.4], [3, 0.3]], "late": [], "steps": 4, "skipped": 0, "first_seconds": 1.0,
              "sources": 0, "source_seconds": 0.0}  # fmt: skip
-    assert compose.is_whole(found) and compose.batch_seconds(found, 8) == pytest.approx(1.8)
+    assert extrapolate.is_whole(found) and extrapolate.batch_seconds(found, 8) == pytest.approx(1.8)
 
 
 class Ensemble:
@@ -163,13 +163,13 @@ def test_the_first_steps_and_the_last_are_run_fewer_where_they_are_slow(monkeypa
     assert ran == seen and aged == [50 - len(seen)] == [found["skipped"]]
     assert [step for step, _ in [*found["early"], *found["late"]]] == seen[1:]
     exact = sum(takes + 0.01 * step for step in range(1, 50))
-    assert compose.steps_seconds(found) == pytest.approx(exact)
+    assert extrapolate.steps_seconds(found) == pytest.approx(exact)
 
 
 def test_a_short_generation_is_run_whole(monkeypatch):
     found, ran, aged = timed_parts(monkeypatch, steps=7, takes=0.1)
-    assert ran == list(range(7)) and not aged and compose.is_whole(found)
-    assert compose.batch_seconds(found | {"sources": 0}, 1) == pytest.approx(sum(0.1 + 0.01 * k for k in range(7)))
+    assert ran == list(range(7)) and not aged and extrapolate.is_whole(found)
+    assert extrapolate.batch_seconds(found | {"sources": 0}, 1) == pytest.approx(sum(0.1 + 0.01 * k for k in range(7)))
 
 
 @pytest.fixture(scope="module")
@@ -376,22 +376,22 @@ def test_what_there_is_no_time_for_is_left_out_and_shown_as_such(monkeypatch, tm
     assert "no time" in growth.axis_table("beam", made["axes"]["beam"])
     empty = table2.figures(table2.QUICK, [])
     assert {cell["missing"] for row in empty["rows"] for cell in row["cells"]["largest"].values()} == {"no time"}
-    assert {bar["met"] for bar in empty["bars"]} == {None}
+    assert {target["met"] for target in empty["targets"]} == {None}
     assert "no time" in table2_report.largest_table(empty["rows"])
 
 
 def test_all_keeps_to_its_hour_whatever_the_first_ones_take():
-    shares = [minutes for _, minutes in benchmark.EXHIBITS.values()]
+    shares = [minutes for _, minutes in benchmark.EXPERIMENTS.values()]
     assert sum(shares) <= benchmark.MINUTES < 60
-    assert list(benchmark.EXHIBITS)[-len(benchmark.TIMED) :] == list(benchmark.TIMED)
+    assert list(benchmark.EXPERIMENTS)[-len(benchmark.TIMED) :] == list(benchmark.TIMED)
     passed = 20.0  # where 12 were planned
     for name in benchmark.TIMED:
         given = benchmark.minutes_for(name, passed)
-        assert given <= benchmark.EXHIBITS[name][1] or name == benchmark.TIMED[-1]
+        assert given <= benchmark.EXPERIMENTS[name][1] or name == benchmark.TIMED[-1]
         passed += given
     assert passed <= benchmark.MINUTES
     for module in (table2, table3, growth):  # by their own reckoning they need no more than they get
-        settings = module.EXHIBIT.settings
+        settings = module.EXPERIMENT.settings
         assert sum(seconds for _, seconds in module.time_plan(settings, 3)) < 1.1 * 60 * settings.minutes
 
 
@@ -440,7 +440,7 @@ def peer_record(system: str, length: int, seconds: float, batch: int = 8, op: st
             "seconds": seconds, "tokens": [[system]] * batch, "memory": {"peak": 10**9 * batch}}  # fmt: skip
 
 
-def test_two_lengths_give_the_time_of_the_whole_and_the_fastest_float_system_is_the_bar():
+def test_two_lengths_give_the_time_of_the_whole_and_the_fastest_float_system_is_the_target():
     settings = peers.SETTINGS
     task = next(task for task in settings.tasks if task.name == "cnndm")
     whole = {"stock": 80.0, "el": 40.0, "ctranslate2-float32": 50.0, "ctranslate2-int8": 30.0}
@@ -452,7 +452,7 @@ def test_two_lengths_give_the_time_of_the_whole_and_the_fastest_float_system_is_
     assert (at_8["transformers"]["how"], at_8["el"]["how"]) == ("two lengths", "whole")
     assert at_8["el"]["equal_to_stock"] == 0 and at_8["stock"]["equal_to_stock"] == 8
     assert at_8["transformers"]["equal_to_stock"] is None
-    (found,) = [bar for bar in made["bars"] if "BART-large, CNN/DailyMail" in bar["figure"]]
+    (found,) = [target for target in made["targets"] if "BART-large, CNN/DailyMail" in target["figure"]]
     assert found["value"] == pytest.approx(50 / 40) and found["met"]
     records += [peer_record(system, 67, 9.0, batch=1) for system in ("stock", "el")]
     own = [r for r in records if r["peer"] == "el"]
@@ -541,7 +541,7 @@ def test_rest_measures_what_the_last_run_left_out_and_nothing_again(page, tmp_pa
     assert [r for r in found["records"] if r in kept] == kept
     (new,) = [r for r in found["records"] if r not in kept]
     assert key.items() <= new.items() and new["tokens"] == left_out[0]["tokens"]
-    assert "no time" not in (tmp_path / "benchmarks.md").read_text().split("### Bars of Peers")[1]
+    assert "no time" not in (tmp_path / "benchmarks.md").read_text().split("### Targets of Peers")[1]
     assert "From an earlier run" in (tmp_path / "benchmarks.md").read_text()
     other = found | {"environment": found["environment"] | {"commit": "0123456789"}}
     (tmp_path / "peers.json").write_text(json.dumps(other))
@@ -587,7 +587,7 @@ def test_table2_shows_the_numbers_of_the_json(tables, results):
                     cell = row["cells"][at][column]
                     assert number(shown[heading]) == pytest.approx(cell["sentences_per_second"], rel=6e-3)
                     assert (" w" in shown[heading]) == cell["whole"]
-    assert len(tables["Bars of Table 2"]) == len(made["bars"]) > 0
+    assert len(tables["Targets of Table 2"]) == len(made["targets"]) > 0
 
 
 def test_a_speed_is_the_batch_by_the_time_of_its_parts(results):
@@ -618,7 +618,7 @@ def test_the_other_tables_show_the_numbers_of_their_json(tables, results):
     for shown, row in zip(tables["toy BART on CNN/DailyMail"], made["rows"], strict=True):
         assert number(shown["seconds a sentence"]) == pytest.approx(row["seconds_per_sentence"], rel=6e-3)
         assert shown["equal"] == f"{row['batch']}/{row['batch']}"  # those that run here find what stock finds
-    assert len(tables["Bars of Peers"]) == 1
+    assert len(tables["Targets of Peers"]) == 1
 
 
 def test_rouge_is_that_of_rouge_score_and_summaries_are_equal(results):
@@ -675,8 +675,8 @@ def test_the_committed_page_shows_the_committed_results():
     del files["scaling"]  # on a page of its own: test_scaling.py
     for file in files.values():
         results = json.loads(file.read_text())
-        name = results["exhibit"]
-        rendered = (benchmark.RENDER.get(name) or benchmark.load_exhibit(name).render)(results)
+        name = results["experiment"]
+        rendered = (benchmark.RENDER.get(name) or benchmark.load_experiment(name).render)(results)
         begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
         section = re.search(re.escape(begin) + "(.*?)" + re.escape(end), text, re.DOTALL)
         assert not results["quick"] and section and section[1].strip() == rendered.strip(), name

@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 from rouge_score.rouge_scorer import RougeScorer
 from rouge_score.scoring import BootstrapAggregator
 
-from fairseq_el.cli import score
+from fairseq_el.cli.main import main
 from fairseq_el.errors import UserError
 from fairseq_el.plugin.tasks import ELTranslationConfig, ELTranslationTask
 from fairseq_el.text import rouge
@@ -245,7 +245,7 @@ def test_validation_without_rouge_is_as_it_was(validate):
     assert "bleu" in values and not any("rouge" in name for name in values)
 
 
-# ---- scripts/score.py
+# ---- fairseq-el score
 
 
 @pytest.fixture
@@ -253,8 +253,7 @@ def score_files(tmp_path, monkeypatch, capsys):
     def run(hypotheses: str | bytes, references: str | bytes, *options: str) -> str:
         for name, content in (("hyp", hypotheses), ("ref", references)):
             (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-        monkeypatch.setattr(sys, "argv", ["score.py", str(tmp_path / "hyp"), str(tmp_path / "ref"), *options])
-        score.main()
+        main(["score", str(tmp_path / "hyp"), str(tmp_path / "ref"), *options])
         return capsys.readouterr().out
 
     return run
@@ -267,14 +266,14 @@ def test_files_are_scored_line_by_line(score_files):
 
 def test_marks_between_sentences_are_lines_for_lsum(score_files):
     marked, swapped = "one two three <n> four five six", "four five six<n>one two three"
-    assert "ROUGE-Lsum 100.00" in score_files(swapped, marked, "--lsum")
+    assert "ROUGE-Lsum 100.00" in score_files(swapped, marked, "--rouge-lsum")
     assert "ROUGE-1 100.00, ROUGE-2 80.00, ROUGE-L 50.00" in score_files(swapped, marked)  # and are no words
 
 
 def test_questions_are_scored_with_bleu(score_files):
     hypotheses = ["Who founded Microsoft in 1975?", "When was it founded?"]
     references = ["Along with Paul Allen, who founded Microsoft in 1975?", "When was Microsoft founded?"]
-    printed = score_files("\n".join(hypotheses), "\n".join(references), "--bleu", "--bootstrap").splitlines()
+    printed = score_files("\n".join(hypotheses), "\n".join(references), "--bleu", "--rouge-bootstrap").splitlines()
     assert printed[1] == str(sacrebleu.corpus_bleu(hypotheses, [references]))
     assert re.match(r"2 pairs: ROUGE-1 \S+ \(\S+ to \S+\), ", printed[0])
 

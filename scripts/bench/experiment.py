@@ -1,6 +1,6 @@
-"""What the exhibits of the paper have in common, and how those are measured that need no workers.
+"""What all experiments have in common, and how to measure those that need no workers.
 
-An exhibit is a module with `EXHIBIT`, whose parts follow each other: `measure` carries out a plan,
+An experiment is a module with `EXPERIMENT`, whose parts follow each other: `measure` carries out a plan,
 `figures` makes rows of the records, `render` words and tables of the rows, `draw` a plot of them.
 All but `measure` are pure, so that page and plot can be made again from a JSON file.
 """
@@ -23,10 +23,10 @@ Loaded = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Exhibit:
+class Experiment:
     """A table or figure of the paper. `measure` gets the settings, the number of rounds and a folder
-    for logs (and, with --rest, the records of an earlier run), and returns what ran (with versions) and
-    the records; the other parts see results as they stand in the JSON."""
+    for logs (and, with --rest, the records of an earlier run), and returns the systems that ran (with
+    versions) and the records; the other functions take the results from the JSON file."""
 
     name: str
     settings: Any
@@ -35,7 +35,7 @@ class Exhibit:
     figures: Callable[[Any, list[Record]], Any]
     render: Callable[[dict[str, Any]], str]
     draw: Callable[[dict[str, Any]], Any] | None = None  # returns a figure of matplotlib
-    time_plan: Callable[[Any, int], list[tuple[str, float]]] | None = None  # what takes about how many seconds
+    time_plan: Callable[[Any, int], list[tuple[str, float]]] | None = None  # (what, expected seconds)
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Comparison:
 def time_interleaved(comparisons: list[Comparison], repeats: int, least_seconds: float) -> list[Record]:
     """Times each piece of work once a round, after a round to warm up.
 
-    least_seconds: how long it is repeated for one measurement, so that short ones are not the clock's.
+    least_seconds: repeat short work for this long in one measurement, so that the clock's resolution does not count.
     """
     torch.set_num_threads(THREADS)
     rounds = 1 + repeats
@@ -100,7 +100,7 @@ def seconds_per_call(work: Callable[[], object], least_seconds: float) -> float:
 
 
 def expected_seconds(cost: Cost, least_seconds: float) -> float:
-    """A rough idea, for the progress bar alone: two cores with AVX2."""
+    """Rough estimate for the progress bar: two cores with AVX2."""
     return max(least_seconds, cost.flops / 130e9 + cost.bytes / 20e9)
 
 
@@ -109,6 +109,6 @@ def describe(facts: dict[str, Any], name: str) -> str:
 
 
 def loaded_here() -> Loaded:
-    """In the form in which workers report themselves."""
+    """Versions of this process, in the format in which workers report theirs."""
     versions = {"fairseq": version("fairseq-fixed"), "torch": torch.__version__}
     return {"here": {"versions": versions}}

@@ -1,0 +1,88 @@
+"""Small seeded models of Transformers, and folders of them as `save_pretrained` and the released models have them."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from fairseq.data.encoders.gpt2_bpe_utils import bytes_to_unicode
+
+transformers = pytest.importorskip("transformers")
+
+MERGES = [
+    ("Ġ", "t"), ("h", "e"), ("Ġt", "he"), ("i", "n"), ("Ġ", "a"), ("r", "e"), ("o", "n"), ("Ġ", "s"),
+    ("Ã", "©"), ("in", "g"), ("Ġ", "c"), ("a", "t"), ("Ġc", "at"),
+]  # fmt: skip
+TEXTS = [
+    "the cat is singing in the café", " naïve  \tre\u00adtheatre 123!", "on — the…",
+    "日本 the\u2028 \x85cat",
+]  # fmt: skip
+PIECES = [*bytes_to_unicode().values(), *map("".join, MERGES), "<|endoftext|>"]  # in GPT-2's order
+GPT2_ROWS = len(PIECES)
+# BART's order is another one, with entries that pad the vocabulary; <mask> is the last.
+BART_PIECES = ["<s>", "<pad>", "</s>", "<unk>", *sorted(PIECES), "madeupword0000", "madeupword0001"]
+MASK_ROW = len(BART_PIECES)
+
+
+def write_tokenizer(folder: Path, pieces: list[str]) -> None:
+    vocabulary = {piece: number for number, piece in enumerate(pieces)}
+    (folder / "vocab.json").write_text(json.dumps(vocabulary, ensure_ascii=False), encoding="utf-8")
+    lines = ["#version: 0.2", *(" ".join(pair) for pair in MERGES)]
+    (folder / "merges.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+SPREADS = {"bias": 0.05, "embed_positions": 1.0, "wpe": 1.0, "shared": 0.3, "embed_tokens": 0.3, "wte": 0.3,
+           "lm_head": 0.3, "encoder_attn": 0.5}  # fmt: skip
+
+
+def shake(model):
+    """Weights that make a difference everywhere (new models have biases of zero and gains of one), and with
+    which a model says different things."""
+    noise = torch.Generator().manual_seed(7)
+    for name, parameter in model.named_parameters():
+        is_gain = parameter.dim() == 1 and name.endswith("weight")
+        spread = next((spread for part, spread in SPREADS.items() if part in name), 0.12)
+        parameter.data = is_gain + spread * torch.randn(parameter.shape, generator=noise)
+    return model.eval()
+
+
+def gpt2(**options):
+    config = transformers.GPT2Config(
+        vocab_size=GPT2_ROWS, n_embd=32, n_layer=3, n_head=4, n_positions=40,
+        bos_token_id=GPT2_ROWS - 1, eos_token_id=GPT2_ROWS - 1, **options,
+    )  # fmt: skip
+    return shake(transformers.GPT2LMHeadModel(config))
+
+
+def far_below_zero(model):
+    """Logits lower by 60, for a part that all words have in common. The real GPT-2 has such logits."""
+    words, norm = model.transformer.wte.weight.data, model.transformer.ln_f
+    norm.bias.data.fill_(5.0)
+    words -= words.mean(dim=1, keepdim=True) + 60 / norm.bias.sum()
+    return model
+
+
+def without_biases(model):
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            parameter.data.zero_()
+    return model
+
+
+def bart(**options):
+    config = transformers.BartConfig(
+        **{
+            "vocab_size": MASK_ROW, "d_model": 32, "encoder_layers": 2, "decoder_layers": 3,
+            "encoder_ffn_dim": 48, "decoder_ffn_dim": 64, "encoder_attention_heads": 4,
+            "decoder_attention_heads": 8, "max_position_embeddings": 40, **options,
+        }
+    )  # fmt: skip
+    return shake(transformers.BartForConditionalGeneration(config))
+
+
+def save(model, folder: Path, **options) -> Path:
+    """A folder as `save_pretrained` and the released models have it."""
+    model.save_pretrained(folder, **options)
+    is_bart = model.config.model_type == "bart"
+    write_tokenizer(folder, [*BART_PIECES, "<mask>"] if is_bart else PIECES)
+    return folder
