@@ -9,13 +9,12 @@ Its tensors say that they are on `cuda:0` and hold their numbers in host memory.
   are counted, with the line of fairseq or fairseq_el that each of them comes from.
 
 One operation of ATen counts as one launch, which is what most are on CUDA. Those known to be several, and that we
-rather than stock fairseq use, count as several, so a comparison errs to our disadvantage. With `shapes_only`, tensors
-hold no numbers, and what a read returns is fixed (see `_read`): enough to count what a model too large for this
-machine would do.
+rather than stock fairseq use, count as several, so a comparison errs to our disadvantage.
 """
 
 import ctypes
 import functools
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -46,9 +45,10 @@ aten = torch.ops.aten
 
 
 class SimulatedTensor(Tensor):
-    """Says that it is on the device. `data_on_host` holds its numbers, or only its shape."""
+    """Says that it is on the device. `data_on_host` holds its numbers."""
 
     data_on_host: Tensor
+    lease: "Lease"
 
     @staticmethod
     def __new__(cls, data: Tensor) -> "SimulatedTensor":
@@ -68,6 +68,10 @@ class SimulatedTensor(Tensor):
     def __deepcopy__(self, memo: dict) -> "SimulatedTensor":
         copy = SimulatedTensor(self.data_on_host.clone())
         return torch.nn.Parameter(copy, self.requires_grad) if isinstance(self, torch.nn.Parameter) else copy
+
+
+class Lease:
+    """Lives as long as the tensor that has it."""
 
 
 def mapped(function: Callable[[Any], Any], value: Any) -> Any:
@@ -93,22 +97,23 @@ def on_host(tensor: Any) -> Any:
 class SimulatedDevice:
     """Counts what happens on it while it is entered. One at a time."""
 
-    def __init__(self, shapes_only: bool = False):
+    def __init__(self) -> None:
         allow_cuda_in_cpu_builds()
-        self.shapes_only = shapes_only
-        self.host = torch.device("meta" if shapes_only else "cpu")  # where the numbers are
         self.modes = (HostCalls(self), Operations(self))
         self.pretence = mock.patch.multiple(
             torch.cuda, _lazy_init=lambda: None, is_available=lambda: True, device_count=lambda: 1,
             current_device=lambda: 0, synchronize=lambda *device: None, get_device_capability=lambda *device: (8, 0),
             get_device_name=lambda *device: "simulated device",
         )  # fmt: skip
+        self.users: Counter[int] = Counter()  # tensors that share a storage
+        self.allocated = self.peak = 0  # bytes
         self.reset()
 
     def reset(self) -> None:
         self.kernels: Counter[Kernel] = Counter()
         self.lines: Counter[tuple[str, str]] = Counter()
         self.reads = self.uploads = 0
+        self.peak = self.allocated
 
     @property
     def launches(self) -> int:
@@ -154,6 +159,25 @@ class SimulatedDevice:
         self.kernels[Kernel(name, flops, moved, launches)] += 1
         self.lines["launch", calling_line()] += launches
 
+    # ---- memory
+
+    def hold(self, data: Tensor) -> SimulatedTensor:
+        """A tensor of the device with these numbers."""
+        tensor, storage = SimulatedTensor(data), data.untyped_storage()
+        key, size = storage._cdata, storage.nbytes()
+        if not self.users[key]:
+            self.allocated += size
+            self.peak = max(self.peak, self.allocated)
+        self.users[key] += 1
+        tensor.lease = Lease()  # what a module's parameters are swapped with must have no weak references itself
+        weakref.finalize(tensor.lease, self._release, key, size)
+        return tensor
+
+    def _release(self, key: int, size: int) -> None:
+        self.users[key] -= 1
+        if not self.users[key]:
+            self.allocated -= size
+
     # ---- operations
 
     def run(self, func, args: tuple, kwargs: dict) -> Any:
@@ -163,7 +187,7 @@ class SimulatedDevice:
         target = kwargs.get("device")
         if target is not None and packet not in (aten._to_copy, aten.is_pinned):
             if torch.device(target).type == "cuda":
-                return self._compute(func, args, {**kwargs, "device": self.host}, ours=[])
+                return self.compute(func, args, {**kwargs, "device": torch.device("cpu")}, ours=[])
             if not ours:
                 return func(*args, **kwargs)
         if packet is aten._to_copy:
@@ -173,35 +197,39 @@ class SimulatedDevice:
         if packet is aten.copy_ and not (isinstance(args[0], SimulatedTensor) and isinstance(args[1], SimulatedTensor)):
             return self._copy_between(*args[:2])
         self._refuse(func, args, leaves)
-        reads = packet in READS or self._reads_mask(packet, args, leaves)
-        if reads:
+        if packet in READS or self._reads_mask(packet, args, leaves):
             self.count_read()
-            if self.shapes_only:
-                return self._read(packet, args)
-        return self._compute(func, args, kwargs, ours)
+            return self.read(func, args, kwargs, ours)
+        return self.compute(func, args, kwargs, ours)
 
-    def _compute(self, func, args: tuple, kwargs: dict, ours: list[SimulatedTensor]) -> Any:
+    def read(self, func, args: tuple, kwargs: dict, ours: list[SimulatedTensor]) -> Any:
+        return self.compute(func, args, kwargs, ours)
+
+    def compute(self, func, args: tuple, kwargs: dict, ours: list[SimulatedTensor]) -> Any:
         """ours: tensors among the arguments, which results of operations in place are."""
-        host_args, host_kwargs = mapped(self._host, args), mapped(self._host, kwargs)
+        data = self.numbers_of(func, leaves_of((args, kwargs)))
+
+        def unwrapped(x: Any) -> Any:
+            return data.get(id(x), x)
+
+        host_args, host_kwargs = mapped(unwrapped, args), mapped(unwrapped, kwargs)
         out = host_operation(func, host_args, host_kwargs)
         results = [leaf for leaf in leaves_of(out) if isinstance(leaf, Tensor)]
         if launches_kernel(func) and any(result.numel() for result in results):
             count = flop_registry.get(func.overloadpacket)
             flops = count(*host_args, **host_kwargs, out_val=out) if count else 0
-            moved = moved_bytes(func.overloadpacket, [on_host(t) for t in ours], results)
+            moved = moved_bytes(func.overloadpacket, [data[id(t)] for t in ours], results)
             self.count_kernel(str(func.overloadpacket), flops, moved, LAUNCHES.get(func.overloadpacket, 1))
-        known = {id(tensor.data_on_host): tensor for tensor in ours}
+        known = {id(data[id(tensor)]): tensor for tensor in ours}
 
         def wrapped(x: Any) -> Any:
-            return known[id(x)] if id(x) in known else SimulatedTensor(x) if isinstance(x, Tensor) else x
+            return known[id(x)] if id(x) in known else self.hold(x) if isinstance(x, Tensor) else x
 
         return mapped(wrapped, out)
 
-    def _host(self, value: Any) -> Any:
-        """What the computation on host memory takes; CPU scalars and indices have no numbers either then."""
-        if isinstance(value, Tensor) and not isinstance(value, SimulatedTensor):
-            return value.to(self.host) if self.shapes_only else value
-        return on_host(value)
+    def numbers_of(self, func, leaves: list) -> dict[int, Tensor]:
+        """The host's tensors with which an operation is computed, by the id of those it is called with."""
+        return {id(leaf): on_host(leaf) for leaf in leaves if isinstance(leaf, Tensor)}
 
     def _convert(self, func, x: Tensor, kwargs: dict) -> Tensor:
         """`to`: another precision, another device, or both."""
@@ -210,21 +238,23 @@ class SimulatedDevice:
         if torch.device(target).type == "cuda":
             if not is_ours:
                 self.count_upload(x)
-                return SimulatedTensor(func(x, **kwargs).to(self.host))
-            return self._compute(func, (x,), kwargs, [x])
+                return self.hold(func(x, **kwargs))
+            return self.compute(func, (x,), kwargs, [x])
         if not is_ours:
             return func(x, **kwargs, device=target)
         self.count_read()
-        found = func(x.data_on_host, **kwargs)
-        return torch.zeros(found.shape, dtype=found.dtype) if self.shapes_only else found.clone()
+        return self.download(func(x.data_on_host, **kwargs))
+
+    def download(self, data: Tensor) -> Tensor:
+        return data.clone()
 
     def _copy_between(self, to: Tensor, source: Tensor) -> Tensor:
         if isinstance(to, SimulatedTensor):
             self.count_upload(source)
+            to.data_on_host.copy_(source)
         else:
             self.count_read()
-        if not self.shapes_only:
-            on_host(to).copy_(on_host(source))
+            to.copy_(self.download(on_host(source)))
         return to
 
     def _reads_mask(self, packet, args: tuple, leaves: list) -> bool:
@@ -234,17 +264,6 @@ class SimulatedDevice:
             return False
         value = args[2] if len(args) > 2 else None
         return not (isinstance(value, Tensor) and value.numel() == 1 and not isinstance(value, SimulatedTensor))
-
-    def _read(self, packet, args: tuple) -> Any:
-        """Without numbers: no condition holds for `any`, all hold for `all`, and a mask selects nothing."""
-        if packet is aten._local_scalar_dense:
-            return getattr(args[0], "answer", 0)
-        if packet is aten.equal:
-            return True
-        if packet in (aten.index_put_, aten.index_put):
-            return args[0]
-        like = args[0].data_on_host
-        return SimulatedTensor(like.new_empty(0, *(like.shape[1:] if packet is aten.index else ())))
 
     def _refuse(self, func, args: tuple, leaves: list) -> None:
         if func.namespace in CPU_ONLY_NAMESPACES:
@@ -267,10 +286,7 @@ class Operations(TorchDispatchMode):
         self.device = device
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = self.device.run(func, args, dict(kwargs or {}))
-        if self.device.shapes_only and isinstance(out, SimulatedTensor) and func.overloadpacket in (aten.any, aten.all):
-            out.answer = int(func.overloadpacket is aten.all)
-        return out
+        return self.device.run(func, args, dict(kwargs or {}))
 
 
 class HostCalls(TorchFunctionMode):
@@ -344,7 +360,7 @@ class HostCalls(TorchFunctionMode):
         flops = 4 * query.numel() * key.size(-2)
         moved = sum(map(unique_bytes, (*data, out)))
         self.device.count_kernel("scaled_dot_product_attention", flops, moved)
-        return SimulatedTensor(out)
+        return self.device.hold(out)
 
 
 def with_index(value: Any) -> Any:

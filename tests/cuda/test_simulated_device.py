@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from simulated_device import SimulatedDevice, SimulatedTensor, on_host
+from simulated_shapes import ShapesOnlyDevice
 
 
 @pytest.fixture
@@ -159,13 +160,24 @@ def test_shapes_alone_give_the_same_counts():
         return y[:2].cpu()
 
     found = []
-    for shapes_only in (False, True):
-        with SimulatedDevice(shapes_only) as device:
-            x = torch.rand(6, 6).cuda()
+    for kind in (SimulatedDevice, ShapesOnlyDevice):
+        with kind() as device:
+            x, lengths = torch.rand(6, 6).cuda(), torch.tensor([3, 5]).cuda()
             device.reset()
-            assert work(x).shape == (2, 6)
-            found.append((*counts(device), device.flops, device.bytes))
+            assert work(x).shape == (2, 6) and int(lengths.max()) == 5
+            found.append((*counts(device), device.flops, device.bytes, device.peak))
     assert found[0] == found[1]
+
+
+def test_memory_is_counted_once_a_storage_and_freed(device):
+    assert device.allocated == 0
+    x = torch.zeros(10, 10, device="cuda")
+    view = x.view(100)[:50]
+    assert device.allocated == 400
+    del x
+    assert device.allocated == 400
+    del view
+    assert (device.allocated, device.peak) == (0, 400)
 
 
 def test_tensors_are_of_no_use_outside():
