@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from fairseq_el.jobs.model_files import ModelFiles
-from fairseq_el.kernels import linear, ops
-from fairseq_el.models import policy
+from fairseq_el.kernels import build, packing
+from fairseq_el.kernels.weights import FP16
+from fairseq_el.models import costs, policy
 
 BEAM, STEPS, LONGEST_SOURCE, BATCHES = 4, 64, 1024, (1, 8, 32)  # typical of summaries of news
 COMPILERS = ("c++", "g++", "clang++")
@@ -18,19 +19,19 @@ COMPILERS = ("c++", "g++", "clang++")
 
 def describe_kernels() -> tuple[dict[str, Any], str | None]:
     """The state of the compiled kernels, and the problem with its remedy if there is one."""
-    if os.environ.get(ops.OFF) == "0":
-        return {"state": "switched off"}, f"{ops.OFF}=0 switches the kernels off, torch is slower: unset {ops.OFF}"
+    if os.environ.get(build.OFF) == "0":
+        return {"state": "switched off"}, f"{build.OFF}=0 switches the kernels off, torch is slower: unset {build.OFF}"
     compiler = os.environ.get("CXX") or next(filter(shutil.which, COMPILERS), None)
     if compiler is None:
         remedy = "install g++ or clang++, or name a compiler in CXX"
         return {"state": "not compiled"}, f"there is no C++ compiler for the kernels, torch is slower: {remedy}"
     try:
-        file = ops.compiled_library()
+        file = build.compiled_library()
     except (OSError, subprocess.SubprocessError) as error:
         problem = f"the kernels were not compiled, torch is slower ({error}): name another compiler in CXX"
         return {"state": "not compiled", "compiler": compiler}, problem
     found = {"compiler": compiler_version(compiler), "file": str(file)}
-    if ops.library() is None:
+    if build.library() is None:
         problem = f"the kernels fail their check, torch is slower: name another compiler than {compiler} in CXX"
         return {"state": "compiled, but the results differ from torch's", **found}, problem
     return {"state": "compiled, results checked against torch's", **found}, None
@@ -45,7 +46,7 @@ def compiler_version(compiler: str) -> str:
 
 
 def cpu_flags() -> set[str]:
-    return set(ops.cpu_features().split())
+    return set(build.cpu_features().split())
 
 
 def device() -> torch.device:
@@ -53,8 +54,8 @@ def device() -> torch.device:
 
 
 @functools.cache
-def machine() -> policy.Machine:
-    return policy.measure_machine(device(), torch.float32, BEAM)
+def machine() -> costs.Machine:
+    return costs.measure_machine(device(), torch.float32, BEAM)
 
 
 def describe_peaks() -> dict[str, Any]:
@@ -89,8 +90,8 @@ def precision(layers: list[torch.Tensor]) -> str:
     """Of the packed weights of linear layers on a CPU. Sums are in single precision in any case."""
     if device().type != "cpu":
         return "as in the checkpoint, or fp16 with --fp16"
-    kinds = [linear.choose_kind([weight.float()], "auto") for weight in layers]
-    half = sum(kind == linear.FP16 for kind in kinds)
+    kinds = [packing.choose_kind([weight.float()], "auto") for weight in layers]
+    half = sum(kind == FP16 for kind in kinds)
     if half == len(kinds):
         return f"fp16 in memory, which is exact for all {half} linear layers; fp32 arithmetic"
     if half == 0:
@@ -105,20 +106,20 @@ def attention_forms(settings: Any, is_language_model: bool) -> dict[str, str]:
     length = min(LONGEST_SOURCE, int(limit or LONGEST_SOURCE))
     found = {}
     for batch in BATCHES:
-        shape = policy.Shape(batch, BEAM, length, heads, width)
+        shape = costs.Shape(batch, BEAM, length, heads, width)
         label = f"attention, {batch} x {length} tokens, beam {BEAM}"
         found[label] = prompt_form(shape) if is_language_model else source_form(shape)
     return found
 
 
-def prompt_form(shape: policy.Shape) -> str:
-    return "K and V of the prompt" if policy.Decision().prefers_key_values(shape, machine) else "EL-attention"
+def prompt_form(shape: costs.Shape) -> str:
+    return "K and V of the prompt" if policy.AttentionPolicy().prefers_key_values(shape, machine) else "EL-attention"
 
 
-def source_form(shape: policy.Shape) -> str:
+def source_form(shape: costs.Shape) -> str:
     """Runs the policy over an output of a typical length."""
-    decision, account = policy.Decision(expected_steps=STEPS), policy.Account()
+    attention_policy, state = policy.AttentionPolicy(), policy.PolicyState(expected_steps=STEPS)
     for step in range(1, STEPS + 1):
-        if decision.wants_key_values(shape, machine, account):
+        if attention_policy.wants_key_values(shape, machine, state):
             return "K and V from the first step" if step == 1 else f"EL-attention, K and V from step {step}"
     return "EL-attention"

@@ -1,210 +1,58 @@
-"""A cache-light `SequenceGenerator`: stock fairseq's search over a decoder that keeps H once per sentence.
+"""`SequenceGenerator` with small caches: stock fairseq's search over a decoder that keeps H once per sentence.
 
-The search loop is fairseq's own, inherited. What differs is what it calls: the encoder's output becomes a
-`SourceMemory`, the decoder's past a `BeamHistory`, and following the beams moves neither.
+The search loop is fairseq's own, `SequenceGenerator._generate`, inherited unchanged. What differs is what it calls. For
+each batch, `ELSequenceGenerator._generate_batch` resets the `DecodingState` and starts the loop:
+
+    ELEnsemble.forward_encoder             encoder, then one `CrossAttentionCache` per model
+
+For each step, the loop calls
+
+    ELEnsemble.reorder_incremental_state   `SelfAttentionCache.reorder`: the beam mask follows the beams
+    ELEnsemble.reorder_encoder_out         `DecodingState.reorder`: drops finished sentences
+    ELEnsemble.forward_decoder
+      SelfAttentionCache.begin_step        opens one slot per beam
+      CrossAttentionCache.begin_step       `AttentionPolicy`: do layers switch to K and V in this step?
+      fairseq's decoder, for each layer
+        CachedSelfAttention.forward        appends K and V to the slots, then `ops.decoder_attention`
+        ELAttention.forward                `ops.el_attention` on H, or `ops.decoder_attention` on K and V
+      ops.logsumexp                        into `DecodingState.log_normaliser`, for the search
+    repeat_ngram_blocker                   `NGramBlock`, if asked for
+    LogitBeamSearch.step                   candidates from logits; normalises only them
+    finalize_hypos                         fairseq's
+
+Caches reach the layers in `incremental_state`, the argument that fairseq has for such state. The generator, the
+ensemble, the search and the n-gram block share the `DecodingState`. `language` describes what language models add.
 """
 
-from collections.abc import Sequence
 
-import torch
 from fairseq.models import BaseFairseqModel
-from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase
-from fairseq.modules import MultiheadAttention
 from fairseq.ngram_repeat_block import NGramRepeatBlock
 from fairseq.search import BeamSearch, DiverseBeamSearch, Search
-from fairseq.sequence_generator import (
-    EnsembleModel,
-    EnsembleModelWithAlignment,
-    SequenceGenerator,
-    SequenceGeneratorWithAlignment,
-)
+from fairseq.sequence_generator import EnsembleModel, SequenceGenerator, SequenceGeneratorWithAlignment
 from torch import Tensor
 
-from fairseq_el.errors import UserError
-from fairseq_el.generation.non_finite import check_finite
+from fairseq_el.generation.ensemble import ELEnsemble, attention_shape, source_of
 from fairseq_el.generation.profiler import Profile
 from fairseq_el.generation.search import LogitBeamSearch, NGramBlock
-from fairseq_el.kernels import ops
-from fairseq_el.models.caches import BeamHistory, SharedMemory, SourceMemory
-from fairseq_el.models.conversion import is_accelerated
-from fairseq_el.models.policy import Decision, Shape, largest_batch
+from fairseq_el.generation.state import DecodingState
+from fairseq_el.models.costs import largest_batch
+from fairseq_el.models.policy import AttentionPolicy
 
 
-def shared_attention(model: BaseFairseqModel) -> MultiheadAttention:
-    """An attention layer to what the beams of a sentence share: the source, or else the prompt."""
-    layer = model.decoder.layers[0]
-    return layer.encoder_attn or layer.self_attn
-
-
-def attention_shape(model: BaseFairseqModel, batch: int, beam: int, length: int) -> Shape:
-    attention = shared_attention(model)
-    # of the arithmetic, which a packed model's embedding, its first parameter, doesn't tell
-    size = attention.k_proj.weight.element_size()
-    return Shape(batch, beam, length, attention.num_heads, attention.kdim, size)
-
-
-def source_of(net_input: dict[str, Tensor]) -> Tensor:
-    """[b, n], or [b, n, features]; fairseq's speech datasets have names of their own for it."""
-    return next(net_input[name] for name in ("src_tokens", "source", "features") if name in net_input)
-
-
-def newest_attention(extra: dict | None) -> Tensor | None:
-    """[b * x, n], of what a decoder returns beside its logits."""
-    attention = extra["attn"] if extra else None
-    if isinstance(attention, list):
-        attention = attention[0]
-    return None if attention is None else attention[:, -1, :]
-
-
-class ELEnsemble(EnsembleModelWithAlignment):
-    """Runs an ensemble of EL models; an ensemble with any other model in it runs as in stock fairseq."""
-
-    def __init__(self, models: list[BaseFairseqModel], decision: Decision, wants_weights: bool = False):
-        super().__init__(models)
-        self.accelerated = all(is_accelerated(model) for model in models)
-        self.decision = decision
-        self.wants_weights = wants_weights
-        self.beam_size = 1
-        self.longest_output = 0
-        self.logit_search: LogitBeamSearch | None = None
-        self.closed_prefix = 0
-        self.checks_finite = False  # or whether NaN and infinity stop it, unlike stock fairseq
-        self.profile = Profile()
-
-    def set_decoder_beam_size(self, beam_size: int) -> None:
-        self.beam_size = beam_size
-        if not self.accelerated:
-            super().set_decoder_beam_size(beam_size)
-
-    def offers_logits(self) -> bool:
-        """True where log-probabilities are a plain softmax of one model's logits."""
-        decoder = getattr(self.single_model, "decoder", None)
-        return (
-            self.accelerated
-            and self.models_size == 1
-            and decoder.adaptive_softmax is None
-            and type(decoder).get_normalized_probs is TransformerDecoderBase.get_normalized_probs
-        )
-
-    def follow(self, prefix_tokens: Tensor | None, eos: int) -> None:
-        """Prepares for a prefix that the search must follow, [b, n]. Where one contains the end of a text, the
-        search copies scores from beam to beam, so that up to there they must be normalised already."""
-        closed = prefix_tokens is not None and bool(prefix_tokens.eq(eos).any())
-        self.closed_prefix = prefix_tokens.size(1) if closed else 0
-
-    def forward_encoder(self, net_input: dict[str, Tensor]):
-        if not self.accelerated:
-            return super().forward_encoder(net_input)
-        source = source_of(net_input)
-        self.check_source_length(source)
-        with self.profile.time("encoder"):
-            return [
-                SourceMemory.from_encoder_out(
-                    encoder_out,
-                    decision=self.decision,
-                    reserved_bytes=self.beam_bytes(model, source.size(0)),
-                    wants_weights=self.wants_weights,
-                )
-                for model, encoder_out in zip(self.models, super().forward_encoder(net_input))
-            ]
-
-    def check_source_length(self, source: Tensor) -> None:
-        """source: [b, n] tokens; or audio or its features, whose length only the task limits."""
-        encoders = [m.encoder for m in self.models if isinstance(m.encoder, TransformerEncoderBase)]
-        longest = min((encoder.max_positions() for encoder in encoders), default=source.size(1))
-        if source.size(1) > longest:
-            raise UserError(
-                f"a source of {source.size(1)} tokens is longer than the model's {longest} positions; "
-                "cut sources with --truncate-source or leave them out with "
-                "--skip-invalid-size-inputs-valid-test"
-            )
-
-    def beam_bytes(self, model: BaseFairseqModel, batch: int) -> int:
-        """What the history of the beams may grow to."""
-        layers = model.decoder.layers
-        size = attention_shape(model, batch, self.beam_size, 1).element_size
-        width = layers[0].self_attn.embed_dim
-        return 2 * len(layers) * batch * self.beam_size * self.longest_output * width * size
-
-    def forward_decoder(self, tokens, encoder_outs, incremental_states, temperature: float = 1.0):
-        """tokens: [b * x, steps so far]; returns log-probabilities, or logits if the search takes them,
-        [b * x, vocabulary], and attention or None."""
-        if not self.accelerated:
-            return self._checked(super().forward_decoder(tokens, encoder_outs, incremental_states, temperature))
-        memories = self.shared_memories(encoder_outs)
-        for model, memory, state in zip(self.models, memories, incremental_states):
-            history = state.setdefault(BeamHistory.KEY, BeamHistory(self.beam_size))
-            history.advance(padded=tokens[:, -1].eq(model.decoder.padding_idx))
-            memory.begin_step(attention_shape(model, memory.batch(), self.beam_size, memory.length()))
-            state[memory.KEY] = memory
-        with self.profile.time("decoder"):
-            result = self._decode(tokens, encoder_outs, incremental_states, temperature)
-        for memory in memories:
-            self.profile.seconds["K/V build"] += memory.take_build_seconds()
-        self.profile.record_state(
-            sum(memory.nbytes() for memory in memories),
-            sum(BeamHistory.of(state).nbytes() for state in incremental_states),
-        )
-        return result
-
-    def shared_memories(self, encoder_outs) -> Sequence[SharedMemory]:
-        return encoder_outs
-
-    def decoder_inputs(self, encoder_outs) -> Sequence[dict | None]:
-        """For each model what its decoder takes as the encoder's output."""
-        return [source.as_encoder_out() for source in encoder_outs]
-
-    def _decode(self, tokens, encoder_outs, states, temperature):
-        encoder_outs = self.decoder_inputs(encoder_outs)
-        if self.logit_search is None:
-            return self._checked(super().forward_decoder(tokens, encoder_outs, states, temperature))
-        logits, extra = self.single_model.decoder(
-            tokens, encoder_out=encoder_outs[0], incremental_state=states[0]
-        )
-        logits = logits[:, -1, :].float().div_(temperature)
-        normaliser = ops.logsumexp(logits)
-        if self.checks_finite:
-            check_finite(normaliser)
-        if tokens.size(1) <= self.closed_prefix:
-            logits -= normaliser.unsqueeze(1)
-            normaliser = torch.zeros_like(normaliser)
-        self.logit_search.normaliser = normaliser
-        return logits, newest_attention(extra)
-
-    def _checked(self, found: tuple[Tensor, Tensor | None]) -> tuple[Tensor, Tensor | None]:
-        """found: log-probabilities, [b * x, vocabulary], of which in every row any one tells, and attention."""
-        if self.checks_finite:
-            check_finite(found[0][:, self.single_model.decoder.dictionary.eos()])
-        return found
-
-    def reorder_encoder_out(self, encoder_outs, new_order):
-        """The search first asks for one row a beam, which is not needed here, then follows the beams."""
-        if not self.accelerated:
-            return super().reorder_encoder_out(encoder_outs, new_order)
-        for source in encoder_outs:
-            source.reorder(new_order, self.beam_size)
-        return encoder_outs
-
-    def reorder_incremental_state(self, incremental_states, new_order) -> None:
-        if not self.accelerated:
-            return super().reorder_incremental_state(incremental_states, new_order)
-        for state in incremental_states:
-            history = BeamHistory.of(state)
-            if history is not None:
-                history.reorder(new_order)
+Hypotheses = list[list[dict[str, Tensor]]]
+"""Of each sentence, best first."""
 
 
 class ELSequenceGenerator(SequenceGenerator):
-    """Takes what fairseq's `SequenceGenerator` takes and finds the same hypotheses.
+    """Takes the arguments of fairseq's `SequenceGenerator` and finds the same hypotheses.
 
-    One difference in what is returned: `hypo["attention"]` is empty, unless alignments are asked for, since
-    keeping it costs more than all of H. Like stock's, a generator serves one call at a time; models may be
-    shared by several.
+    One difference in the result: `hypo["attention"]` is empty unless alignments are asked for, because keeping it costs
+    more than all of H. Like stock's, a generator serves one call at a time; several may share a model.
     """
 
-    ensemble_class = ELEnsemble
+    model: ELEnsemble
     search: Search
-    repeat_ngram_blocker: NGramRepeatBlock | None  # or an NGramBlock
+    repeat_ngram_blocker: NGramRepeatBlock | NGramBlock | None
 
     def __init__(
         self,
@@ -222,12 +70,18 @@ class ELSequenceGenerator(SequenceGenerator):
         if isinstance(models, EnsembleModel):
             models = list(models.models)
         share = None if el_memory_budget is None else el_memory_budget // len(models)
-        decision = Decision(el_attention, share)
-        super().__init__(self.ensemble_class(models, decision, wants_weights), tgt_dict, *args, **kwargs)
-        self.decision = decision
+        policy, state = AttentionPolicy(el_attention, share), DecodingState()
+        super().__init__(self.build_ensemble(models, policy, state, wants_weights), tgt_dict, *args, **kwargs)
+        self.policy, self.state = policy, state
         if type(self.search) is BeamSearch and self.model.offers_logits():
-            self.search = self.model.logit_search = LogitBeamSearch(tgt_dict)
+            self.search = LogitBeamSearch(tgt_dict, state)
+            self.model.returns_logits = True
         self._set_ngram_block(el_stock_ngrams)
+
+    def build_ensemble(
+        self, models: list[BaseFairseqModel], policy: AttentionPolicy, state: DecodingState, wants_weights: bool
+    ) -> ELEnsemble:
+        return ELEnsemble(models, policy, state, wants_weights)
 
     @property
     def profile(self) -> Profile:
@@ -237,30 +91,40 @@ class ELSequenceGenerator(SequenceGenerator):
         """Stock's own block works with its CUDA extension alone: without, it compares with the padding behind the
         hypothesis and never blocks anything (fairseq issue 5206), for which it takes a loop over all rows."""
         stock = self.repeat_ngram_blocker
-        if stock is not None and not stock.use_extension:
-            self.repeat_ngram_blocker = None if as_stock else self.ngram_block(stock.no_repeat_ngram_size)
+        if isinstance(stock, NGramRepeatBlock) and not stock.use_extension:
+            self.repeat_ngram_blocker = None if as_stock else self.build_ngram_block(stock.no_repeat_ngram_size)
 
-    def ngram_block(self, size: int) -> NGramBlock:
+    def build_ngram_block(self, size: int) -> NGramBlock:
         return NGramBlock(size)
 
-    def _generate(self, sample, prefix_tokens=None, constraints=None, bos_token=None):
+    def _generate(self, sample, prefix_tokens=None, constraints=None, bos_token=None) -> Hypotheses:
         if isinstance(self.search, DiverseBeamSearch):
-            # It keeps one entry a row of the batch but looks it up by sentence id, which fails in stock
+            # It keeps one entry per row of the batch but looks it up by sentence id, which fails in stock
             # fairseq as soon as an id exceeds the batch size; without ids, the search counts rows.
             sample = {name: value for name, value in sample.items() if name != "id"}
         if not self.model.accelerated:
-            return super()._generate(sample, prefix_tokens, constraints, bos_token)
+            return self._search(sample, prefix_tokens, constraints, bos_token)
+        try:
+            with self.profile.time("generate"):
+                return self._generate_batch(sample, prefix_tokens, constraints, bos_token)
+        finally:
+            self.state.reset()  # frees the caches
+
+    def _search(self, sample, prefix_tokens=None, constraints=None, bos_token=None) -> Hypotheses:
+        """fairseq's search loop."""
+        return super()._generate(sample, prefix_tokens, constraints, bos_token)
+
+    def _generate_batch(self, sample, prefix_tokens, constraints, bos_token) -> Hypotheses:
+        """In parts whose state fits the memory budget."""
         b, n = source_of(sample["net_input"]).shape[:2]
-        self.model.longest_output = self._longest_output(sample["net_input"], n) + 1
-        self.decision.expected_steps = max(self.min_len + 1, self.profile.mean_length())
-        self.model.follow(prefix_tokens, self.eos)
-        hypotheses: list[list[dict[str, Tensor]]] = []
-        with self.profile.time("generate"):
-            for rows in self._rows_that_fit(b, n):
-                part = take_rows(sample, rows, b)
-                hypotheses += super()._generate(
-                    part, *(take_rows(x, rows, b) for x in (prefix_tokens, constraints)), bos_token
-                )
+        max_steps = self._longest_output(sample["net_input"], n) + 1
+        expected_steps = max(self.min_len + 1, self.profile.mean_length())
+        normalised_steps = closed_prefix_length(prefix_tokens, self.eos)
+        hypotheses: Hypotheses = []
+        for rows in self._rows_that_fit(b, n, max_steps):
+            self.state.reset(max_steps, expected_steps, normalised_steps)
+            part, prefix, constrained = (take_rows(x, rows, b) for x in (sample, prefix_tokens, constraints))
+            hypotheses += self._search(part, prefix, constrained, bos_token)
         self.profile.count(hypotheses)
         return hypotheses
 
@@ -269,20 +133,30 @@ class ELSequenceGenerator(SequenceGenerator):
             return int(net_input["src_lengths"].max()) if "src_lengths" in net_input else source_length
         return min(int(self.max_len_a * source_length + self.max_len_b), self.max_len - 1)
 
-    def _rows_that_fit(self, b: int, n: int) -> list[slice]:
-        """The batch in parts whose state fits the memory budget even without K and V."""
+    def _rows_that_fit(self, b: int, n: int, max_steps: int, layers_with_states: int = 1) -> list[slice]:
+        """The batch in parts whose state fits the memory budget even without K and V. n: tokens of a prefix."""
         fits = b
-        if self.decision.budget:
+        if self.policy.budget:
             model = self.model.single_model
             shape = attention_shape(model, 1, self.beam_size, n)
-            layers, length = len(model.decoder.layers), self.model.longest_output
-            fits = largest_batch(shape, layers, self.decision.budget, length)
+            layers = len(model.decoder.layers)
+            fits = largest_batch(
+                shape, layers, self.policy.budget, max_steps, layers_with_states=layers_with_states
+            )
             fits = min(max(fits, 1), b)
         return [slice(start, min(start + fits, b)) for start in range(0, b, fits)]
 
 
+def closed_prefix_length(prefix_tokens: Tensor | None, eos: int) -> int:
+    """Steps in which scores must be normalised before the search sees them: those of a prefix [b, n] that contains the
+    end of a text. There the search loop copies scores from beam to beam."""
+    if prefix_tokens is None or not prefix_tokens.eq(eos).any():
+        return 0
+    return prefix_tokens.size(1)
+
+
 def take_rows(value, rows: slice, batch: int):
-    """The rows of a part of the batch, in all tensors of a sample that have one row a sentence."""
+    """The rows of a part of the batch, in all tensors of a sample that have one row per sentence."""
     if isinstance(value, dict):
         return {name: take_rows(entry, rows, batch) for name, entry in value.items()}
     if isinstance(value, Tensor) and value.dim() > 0 and value.size(0) == batch:

@@ -9,7 +9,7 @@ import torch
 from fairseq.models import BaseFairseqModel
 from torch import nn
 
-from fairseq_el.models.attention import ELAttention, HistoryAttention
+from fairseq_el.models.attention import CachedSelfAttention, ELAttention
 
 
 class Profile:
@@ -31,7 +31,7 @@ class Profile:
             for module in model.decoder.modules():
                 if isinstance(module, ELAttention):
                     self._time_calls(module, "cross-attention")
-                elif isinstance(module, HistoryAttention):
+                elif isinstance(module, CachedSelfAttention):
                     self._time_calls(module, "self-attention")
             if isinstance(model.decoder.output_projection, nn.Module):
                 self._time_calls(model.decoder.output_projection, "vocabulary")
@@ -50,7 +50,7 @@ class Profile:
         self.seconds[name] += self._now() - start
 
     def _add_part(self, name: str, start: float) -> None:
-        """A part of a decoding step; reading a prompt goes through the same modules."""
+        """A part of a decoding step; prefill uses the same modules and is not counted."""
         if self.stages[-1:] == ["decoder"]:
             self._add(name, start)
 
@@ -78,8 +78,8 @@ class Profile:
     def stage_seconds(self) -> dict[str, float]:
         """Disjoint stages that add up to the time spent in `generate`."""
         s = self.seconds
-        if s["prompt"]:
-            before = {"prompt": s["prompt"]}
+        if s["prefill"]:
+            before = {"prefill": s["prefill"]}
             attention = {"self-attention": s["self-attention"] - s["K/V build"]}
         else:
             before = {"encoder": s["encoder"]}

@@ -1,20 +1,19 @@
-"""What generation remembers: the source of each sentence, and the past of each beam.
+"""State of a batch during generation: caches of what the beams of a sentence share, and of the past of each beam.
 
-All state that changes while a batch is generated lives here, in objects made for that one call and carried
-in fairseq's `incremental_state`; nothing is kept on the model's modules.
+Caches are created for one batch and reach the layers through fairseq's `incremental_state`; modules keep no state.
 """
 
 import functools
-import time
-from contextlib import contextmanager
-from contextvars import ContextVar
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 import torch
 from fairseq.modules import MultiheadAttention
 from torch import Tensor
 
-from fairseq_el.models.policy import Account, Decision, Machine, Shape, measure_machine
+from fairseq_el.kernels.formats import KeyValues, Padding, Slots
+from fairseq_el.models.costs import Machine, Shape, measure_machine
+from fairseq_el.models.policy import AttentionPolicy, PolicyState
 
 
 def tensor_bytes(*tensors: Tensor | None) -> int:
@@ -22,93 +21,84 @@ def tensor_bytes(*tensors: Tensor | None) -> int:
 
 
 def kept_sentences(new_order: Tensor, beam_size: int) -> Tensor:
-    """Which sentences go on. new_order: [b' * x], the old row of each new row, beams staying with their
-    sentence; returns [b']."""
+    """Indices of the sentences that continue, [b'].
+
+    new_order: [b' * x], the old row of each new row; beams stay with their sentence.
+    """
     return new_order.view(-1, beam_size)[:, 0] // beam_size
 
 
-def real_span(states: Tensor, padding_mask: Tensor | None) -> tuple[Tensor, Tensor] | None:
-    """Where each sentence begins and ends, [b] each; None if padding isn't only before or behind it.
+class InIncrementalState:
+    """An object that layers look up in fairseq's `incremental_state`."""
 
-    states: [b, n, d], padding_mask: [b, n].
+    KEY: str
+
+    @classmethod
+    def of(cls, incremental_state: dict | None) -> Self | None:
+        return incremental_state.get(cls.KEY) if incremental_state else None
+
+
+class SharedPrefixCache(InIncrementalState):
+    """What all beams of a sentence share: states that EL-attention reads, and K and V of layers that switched to
+    multi-head attention (see `policy`).
+
+    Each attention layer builds its own K and V, when `should_build` says so, and stores them here.
     """
-    b, n, _ = states.shape
-    if padding_mask is None:
-        begin = torch.zeros(b, dtype=torch.long, device=states.device)
-        return begin, begin + n
-    real = (~padding_mask).long()
-    begin = real.argmax(dim=1)
-    end = begin + real.sum(dim=1)
-    whole = torch.equal(end, n - real.flip(1).argmax(dim=1))
-    return (begin, end) if whole else None
-
-
-class SharedMemory:
-    """What all beams of a sentence share: states that attention can read as they are, and, for the layers that
-    traded memory for arithmetic (see `roofline.py`), K and V built from them."""
-
-    KEY: str  # in fairseq's `incremental_state`
 
     def __init__(
         self,
-        span: tuple[Tensor, Tensor] | None,
-        padding_mask: Tensor | None,
-        decision: Decision,
+        padding: Padding,
+        policy: AttentionPolicy,
         reserved_bytes: int = 0,
+        expected_steps: float = 0.0,
     ):
-        """span: where each sentence begins and ends, [b] each; padding_mask: [b, n], True at padding.
-
-        reserved_bytes: of the decision's budget, what the beams will need.
-        """
-        self.span = span
-        self.padding_mask = padding_mask
-        self.decision = decision
+        """reserved_bytes: the part of the policy's budget that the self-attention cache will need."""
+        self.padding = padding
+        self.policy, self.policy_state = policy, PolicyState(expected_steps)
         self.reserved_bytes = reserved_bytes
-        self.account = Account()
         self.switching = False
-        self.built: dict[MultiheadAttention, tuple[Tensor, Tensor]] = {}  # [b, h, d_k, n] each
+        self.key_values: dict[MultiheadAttention, KeyValues] = {}  # [b, h, d_k, n] each
         self.build_seconds = 0.0
 
     def begin_step(self, shape: Shape) -> None:
         """Decides for all layers whether those without K and V build them in this step."""
         machine = functools.partial(self.machine, shape.beam)
-        self.switching = self.decision.wants_key_values(shape, machine, self.account)
+        self.switching = self.policy.wants_key_values(shape, machine, self.policy_state)
 
     def machine(self, beam: int) -> Machine:
         states = self.any_states()
         return measure_machine(states.device, states.dtype, beam)
 
-    def key_values(self, attention: MultiheadAttention) -> tuple[Tensor, Tensor] | None:
-        """K and V of a layer, [b, h, d_k, n] each, or None where it should attend to states."""
-        if attention not in self.built and self.switching and self._has_room(attention):
-            start = time.perf_counter()
-            self.built[attention] = attention.build_key_values(self.states_of(attention))
-            self.build_seconds += time.perf_counter() - start
-        return self.built.get(attention)
+    def should_build(self, attention: MultiheadAttention) -> bool:
+        """Whether a layer should build K and V now."""
+        return self.switching and attention not in self.key_values and self._has_room(attention)
 
-    def take_build_seconds(self) -> float:
-        seconds, self.build_seconds = self.build_seconds, 0.0
-        return seconds
+    def store(self, attention: MultiheadAttention, key_values: KeyValues) -> None:
+        """key_values: [b, h, d_k, n] each."""
+        self.key_values[attention] = key_values
 
-    def _has_room(self, attention: MultiheadAttention, coming: int = 0) -> bool:
-        """coming: bytes of states that are still to be recorded."""
-        budget = self.decision.budget
+    def _has_room(self, attention: MultiheadAttention, expected: int = 0) -> bool:
+        """expected: bytes of states that other layers will store."""
+        budget = self.policy.budget
         b, n, _ = self.states_of(attention).shape
-        another_layer = 2 * b * n * attention.embed_dim * self.any_states().element_size()
-        return budget is None or self.nbytes() + another_layer + coming + self.reserved_bytes <= budget
+        needed = 2 * b * n * attention.embed_dim * self.any_states().element_size()
+        return budget is None or self.nbytes() + needed + expected + self.reserved_bytes <= budget
 
-    def keep(self, sentences: Tensor) -> None:
-        """Drops the rows of finished sentences. sentences: [b'], those that go on."""
-        if self.padding_mask is not None:
-            self.padding_mask = self.padding_mask[sentences]
-        if self.span is not None:
-            self.span = self.span[0][sentences], self.span[1][sentences]
-        for layer, (keys, values) in self.built.items():  # one layer at a time: old and new never both whole
-            self.built[layer] = keys[sentences], values[sentences]
+    def reorder(self, new_order: Tensor, beam_size: int) -> None:
+        """Follows the beams. Nothing moves until sentences finish; then their rows are dropped."""
+        sentences = kept_sentences(new_order, beam_size)
+        if sentences.numel() < self.batch():
+            self.select(sentences)
+
+    def select(self, sentences: Tensor) -> None:
+        """sentences: [b'], indices."""
+        self.padding = self.padding.select(sentences)
+        for layer, (keys, values) in self.key_values.items():  # layer by layer, to keep the peak low
+            self.key_values[layer] = keys[sentences], values[sentences]
 
     def nbytes(self) -> int:
-        built = (t for pair in self.built.values() for t in pair)
-        return tensor_bytes(self.padding_mask, *built)
+        key_values = (t for pair in self.key_values.values() for t in pair)
+        return tensor_bytes(self.padding.mask, *key_values)
 
     def batch(self) -> int:
         raise NotImplementedError
@@ -121,51 +111,47 @@ class SharedMemory:
         raise NotImplementedError
 
     def any_states(self) -> Tensor:
-        """Of some layer, for their precision and device."""
+        """A tensor with the precision and device of the states."""
         raise NotImplementedError
 
 
-class SourceMemory(SharedMemory):
+class CrossAttentionCache(SharedPrefixCache):
     """The encoder output H, once per sentence, whatever the beam size and the number of layers."""
 
-    KEY = "fairseq_el.source"
+    KEY = "fairseq_el.cross_attention"
 
     def __init__(
         self,
         states: Tensor,
         padding_mask: Tensor | None,
-        decision: Decision,
-        reserved_bytes: int = 0,
+        policy: AttentionPolicy,
         wants_weights: bool = False,
+        **options,
     ):
         """states: [b, n, d], padding_mask: [b, n], True at padding."""
-        super().__init__(real_span(states, padding_mask), padding_mask, decision, reserved_bytes)
+        super().__init__(Padding.of(states, padding_mask), policy, **options)
         self.states = states
         self.wants_weights = wants_weights
         self.bare = False  # whether the decoder takes tensors as they are, not in lists
 
     @classmethod
-    def from_encoder_out(cls, encoder_out: dict[str, Any], **options) -> "SourceMemory":
+    def from_encoder_out(cls, encoder_out: dict[str, Any], **options) -> "CrossAttentionCache":
         """Takes tensors in lists, as Transformer encoders return them, or bare, as wav2vec's does."""
         bare = isinstance(encoder_out["encoder_out"], Tensor)
         states = encoder_out["encoder_out"] if bare else encoder_out["encoder_out"][0]
         masks = [encoder_out["padding_mask"]] if bare else encoder_out["encoder_padding_mask"]
         has_padding = len(masks) > 0 and masks[0] is not None and bool(masks[0].any())
-        memory = cls(states.transpose(0, 1).contiguous(), masks[0] if has_padding else None, **options)
-        memory.bare = bare
-        return memory
-
-    @classmethod
-    def of(cls, incremental_state: dict | None) -> "SourceMemory | None":
-        return incremental_state.get(cls.KEY) if incremental_state else None
+        cache = cls(states.transpose(0, 1).contiguous(), masks[0] if has_padding else None, **options)
+        cache.bare = bare
+        return cache
 
     def as_encoder_out(self) -> dict[str, Any]:
-        """The form in which the model's decoder takes it; views, no copies."""
+        """The form that the model's decoder takes; views, no copies."""
         if self.bare:
-            return {"encoder_out": self.states.transpose(0, 1), "padding_mask": self.padding_mask}
+            return {"encoder_out": self.states.transpose(0, 1), "padding_mask": self.padding.mask}
         return {
             "encoder_out": [self.states.transpose(0, 1)],  # [n, b, d]
-            "encoder_padding_mask": [] if self.padding_mask is None else [self.padding_mask],
+            "encoder_padding_mask": [] if self.padding.mask is None else [self.padding.mask],
         }
 
     def batch(self) -> int:
@@ -180,120 +166,82 @@ class SourceMemory(SharedMemory):
     def any_states(self) -> Tensor:
         return self.states
 
-    def reorder(self, new_order: Tensor, beam_size: int) -> None:
-        """Follows the beams: nothing moves until sentences finish, whose rows are dropped."""
-        sentences = kept_sentences(new_order, beam_size)
-        if sentences.numel() < self.states.size(0):
-            self.states = self.states[sentences]
-            self.keep(sentences)
+    def select(self, sentences: Tensor) -> None:
+        self.states = self.states[sentences]
+        super().select(sentences)
 
     def nbytes(self) -> int:
         return tensor_bytes(self.states) + super().nbytes()
 
 
-READING: ContextVar["PromptMemory | None"] = ContextVar("READING", default=None)
-"""The prompts that this thread is reading. fairseq's decoder hands layers no state when it runs over a whole text,
-so it is here that self-attention finds where to leave what it sees."""
-
-
-class PromptMemory(SharedMemory):
+class PromptCache(SharedPrefixCache):
     """What self-attention needs of the prompts of a language model, once per sentence, whatever the beam size.
 
-    For each layer either its attention's input, or K and V, which reading the prompt computes anyway.
-    Prompts are padded behind; generated tokens are in the `BeamHistory`.
+    For each layer either the input of its attention or K and V, both of which prefill computes anyway. Prompts are
+    padded behind. Generated tokens are in the `SelfAttentionCache`.
     """
 
     KEY = "fairseq_el.prompt"
 
     def __init__(
-        self, lengths: Tensor, layers: int, beam_size: int, counts_from_prompt: bool, **options
+        self, lengths: Tensor, layers: int, beam_size: int, starts_behind: bool, policy: AttentionPolicy, **options
     ):
-        """lengths: [b], tokens of each prompt. counts_from_prompt: whether the search counts its steps from the
-        end of each prompt, or from the beginning of the text."""
-        longest = int(lengths.max())
-        outside = torch.arange(longest, device=lengths.device) >= lengths.unsqueeze(1)
-        super().__init__((torch.zeros_like(lengths), lengths), outside, **options)
+        """lengths: [b], tokens of each prompt. starts_behind: whether the search counts its steps from the end of
+        each prompt, else from the beginning of the text."""
+        super().__init__(Padding.behind(lengths), policy, **options)
+        self.lengths = lengths
+        self.longest = int(lengths.max())
         self.layers = layers
         self.beam_size = beam_size
-        self.counts_from_prompt = counts_from_prompt
+        self.starts_behind = starts_behind
         self.inputs: dict[MultiheadAttention, Tensor] = {}  # [b, n, d]
-        self.reading: slice | None = None  # the rows of the batch that are being read
-        self.wants_key_values: bool | None = None
-
-    @classmethod
-    def of(cls, incremental_state: dict | None) -> "PromptMemory | None":
-        return incremental_state.get(cls.KEY) if incremental_state else None
-
-    @classmethod
-    def being_read(cls) -> "PromptMemory | None":
-        return READING.get()
-
-    @contextmanager
-    def read(self, rows: slice):
-        """While this lasts, self-attention records what it sees: the prompts of these rows of the batch."""
-        self.reading = rows
-        token = READING.set(self)
-        try:
-            yield
-        finally:
-            READING.reset(token)
-            self.reading = None
-
-    @property
-    def lengths(self) -> Tensor:
-        return self.span[1]
+        self.prefers_key_values: bool | None = None  # decided by the first layer
 
     def batch(self) -> int:
         return self.lengths.numel()
 
     def length(self) -> int:
-        return self.padding_mask.size(1)
+        return self.longest
 
-    def places(self, steps: int) -> Tensor | None:
-        """Where in its text each row's newest token stands, [b * x], counted from 1, after so many steps of the
-        search; None where all stand at the search's own step."""
-        if not self.counts_from_prompt:
-            return None
-        return (self.lengths + steps).repeat_interleave(self.beam_size)
+    def positions(self, steps: int) -> Tensor | None:
+        """Position of each row's newest token, [b * x], from 1, after so many steps of the search; None if it is the
+        search's own step for all rows."""
+        return (self.lengths + steps).repeat_interleave(self.beam_size) if self.starts_behind else None
 
     def begin_step(self, shape: Shape) -> None:
-        if self.inputs:  # else there is nothing left to decide
+        if self.inputs:  # else all layers have K and V
             super().begin_step(shape)
 
-    def record(self, attention: MultiheadAttention, x: Tensor, k: Tensor, v: Tensor) -> None:
-        """Keeps what a layer saw of the prompts being read. x: [b', n', d]; k and v: [b', h, n', d_k]."""
-        if attention not in self.inputs and attention not in self.built:
-            self._make_room(attention, x)
-        read = x.size(1)
-        if attention in self.built:
-            for kept, new in zip(self.built[attention], (k, v)):
-                kept[self.reading, :, :, :read] = new.mT
+    def record(self, attention: MultiheadAttention, sentences: slice, x: Tensor, k: Tensor, v: Tensor) -> None:
+        """Stores what a layer computes in prefill of some sentences. x: [b', n', d]; k and v: [b', h, n', d_k]."""
+        if attention not in self.inputs and attention not in self.key_values:
+            self._allocate(attention, x)
+        n = x.size(1)
+        if attention in self.key_values:
+            for stored, new in zip(self.key_values[attention], (k, v)):
+                stored[sentences, :, :, :n] = new.mT
         else:
-            self.inputs[attention][self.reading, :read] = x
+            self.inputs[attention][sentences, :n] = x
 
-    def _make_room(self, attention: MultiheadAttention, x: Tensor) -> None:
-        """Decides once what is kept; K and V cost no arithmetic here, only memory."""
+    def _allocate(self, attention: MultiheadAttention, x: Tensor) -> None:
+        """Decides what to store; K and V cost no arithmetic here, only memory. x: [b', n', d]."""
         b, n, h = self.batch(), self.length(), attention.num_heads
         self.inputs[attention] = x.new_zeros(b, n, x.size(2))
-        if self.wants_key_values is None:
+        if self.prefers_key_values is None:
             shape = Shape(b, self.beam_size, n, h, x.size(2), x.element_size())
-            self.wants_key_values = self.decision.prefers_key_values(
-                shape, functools.partial(self.machine, self.beam_size)
-            )
-        unread = self.layers - len(self.inputs) - len(self.built)
-        coming = unread * tensor_bytes(self.inputs[attention])  # at least, from the layers above
-        if self.wants_key_values and self._has_room(attention, coming):
+            machine = functools.partial(self.machine, self.beam_size)
+            self.prefers_key_values = self.policy.prefers_key_values(shape, machine)
+        layers_to_come = self.layers - len(self.inputs) - len(self.key_values)
+        expected = layers_to_come * tensor_bytes(self.inputs[attention])  # at least
+        if self.prefers_key_values and self._has_room(attention, expected):
             del self.inputs[attention]
-            self.built[attention] = (
-                x.new_zeros(b, h, attention.head_dim, n),
-                x.new_zeros(b, h, attention.head_dim, n),
-            )
+            shape_of_each = b, h, attention.head_dim, n
+            self.key_values[attention] = x.new_zeros(shape_of_each), x.new_zeros(shape_of_each)
 
-    def key_values(self, attention: MultiheadAttention) -> tuple[Tensor, Tensor] | None:
-        found = super().key_values(attention)
-        if found is not None:
-            self.inputs.pop(attention, None)  # K and V take its place
-        return found
+    def store(self, attention: MultiheadAttention, key_values: KeyValues) -> None:
+        """K and V replace the layer's input."""
+        super().store(attention, key_values)
+        self.inputs.pop(attention, None)
 
     def states_of(self, attention: MultiheadAttention) -> Tensor:
         return self.inputs[attention]
@@ -301,88 +249,107 @@ class PromptMemory(SharedMemory):
     def any_states(self) -> Tensor:
         if self.inputs:
             return next(iter(self.inputs.values()))
-        return next(iter(self.built.values()))[0]
+        return next(iter(self.key_values.values()))[0]
 
-    def reorder(self, new_order: Tensor, beam_size: int) -> None:
-        sentences = kept_sentences(new_order, beam_size)
-        if sentences.numel() < self.lengths.numel():
-            for layer, states in self.inputs.items():
-                self.inputs[layer] = states[sentences]
-            self.keep(sentences)
+    def select(self, sentences: Tensor) -> None:
+        self.lengths = self.lengths[sentences]
+        for layer, states in self.inputs.items():
+            self.inputs[layer] = states[sentences]
+        super().select(sentences)
 
     def nbytes(self) -> int:
         return tensor_bytes(*self.inputs.values()) + super().nbytes()
 
 
-class BeamHistory:
-    """Keys and values of all tokens generated so far, written once and never moved.
+@dataclass(frozen=True)
+class Prefill(InIncrementalState):
+    """Prompts that go through the decoder in parallel; each layer records them in the cache.
 
-    Each step appends x slots a sentence. Which of its sentence's slots are a beam's past is a mask, so
-    following the beams means reordering that mask. Room is made in blocks of steps.
+    With an incremental state, fairseq's decoder looks at the newest token of each row only. So every token is a row of
+    its own here, [n' * b'], ordered by position and then by sentence; attention sees them as [n', b'].
     """
 
-    KEY = "fairseq_el.history"
+    KEY = "fairseq_el.prefill"
+
+    cache: PromptCache
+    sentences: slice  # b' of the batch
+    longest: int  # n'
+
+    @classmethod
+    def rows(cls, tokens: Tensor) -> Tensor:
+        """[b', n'] -> [n' * b', 1], as the decoder takes them."""
+        return tokens.T.reshape(-1, 1)
+
+    def by_position(self, x: Tensor) -> Tensor:
+        """[..., n' * b', ..., d] -> [n', b', d]"""
+        return x.reshape(self.longest, -1, x.size(-1))
+
+    def positions(self, rows: int) -> Tensor:
+        """[n' * b'], from 1."""
+        counted = torch.arange(1, self.longest + 1, device=self.cache.lengths.device)
+        return counted.repeat_interleave(rows // self.longest)
+
+
+class SelfAttentionCache(InIncrementalState):
+    """Keys and values of all tokens generated so far, written once and never moved.
+
+    Each step appends x slots per sentence. A mask says which slots of its sentence are the past of a beam, so following
+    the beams means reordering the mask. Memory grows in blocks of steps.
+    """
+
+    KEY = "fairseq_el.self_attention"
     BLOCK_STEPS = 16
 
     def __init__(self, beam_size: int):
         self.beam_size = beam_size
         self.used = 0
-        self.hidden: Tensor | None = None  # [b, x, capacity], False at a beam's own past
-        self.slots: dict[MultiheadAttention, tuple[Tensor, Tensor]] = {}  # [b, h, capacity, d_k] each
+        self.beam_mask = torch.ones(0, beam_size, 0, dtype=torch.bool)  # [b, x, capacity], False at a beam's own past
+        self.slots: dict[MultiheadAttention, KeyValues] = {}  # [b, h, capacity, d_k] each
 
-    @classmethod
-    def of(cls, incremental_state: dict | None) -> "BeamHistory | None":
-        return incremental_state.get(cls.KEY) if incremental_state else None
+    def begin_step(self, padded: Tensor) -> None:
+        """Opens the slots of this step: one per beam, which only that beam attends to.
 
-    def advance(self, padded: Tensor) -> None:
-        """Opens this step's slots, one a beam, seen by that beam alone.
-
-        padded: [b * x], True where the newest token is padding, which nobody attends to.
+        padded: [b * x], True where the newest token is padding, which no beam attends to.
         """
         x, b = self.beam_size, padded.numel() // self.beam_size
-        if self.hidden is None or self.used + x > self.hidden.size(2):
+        if self.used + x > self.beam_mask.size(2):
             grown = padded.new_ones(b, x, self.used + x * self.BLOCK_STEPS)
-            if self.hidden is not None:
-                grown[:, :, : self.used] = self.hidden[:, :, : self.used]
-            self.hidden = grown
+            if self.used:
+                grown[:, :, : self.used] = self.beam_mask[:, :, : self.used]
+            self.beam_mask = grown
         own = torch.eye(x, dtype=torch.bool, device=padded.device)
-        self.hidden[:, :, self.used : self.used + x] = ~own | padded.view(b, x, 1)
+        self.beam_mask[:, :, self.used : self.used + x] = ~own | padded.view(b, x, 1)
         self.used += x
 
-    def append(self, attention: MultiheadAttention, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Writes one layer's newest keys and values, [b, h, x, d_k] each.
-
-        Returns the slots of keys and values, [b, h, capacity, d_k], and which of them each beam may not see,
-        [b, x, capacity]; the first `used` hold something.
-        """
-        keys, values = self._room_for(attention, k)
+    def append(self, attention: MultiheadAttention, k: Tensor, v: Tensor) -> Slots:
+        """Writes one layer's newest keys and values, [b, h, x, d_k] each; returns all slots of the layer."""
+        keys, values = self._allocate(attention, k)
         newest = slice(self.used - self.beam_size, self.used)
         keys[:, :, newest] = k
         values[:, :, newest] = v
-        return keys, values, self.hidden
+        return Slots(keys, values, self.beam_mask, self.used)
 
-    def _room_for(self, attention: MultiheadAttention, k: Tensor) -> tuple[Tensor, Tensor]:
-        held = self.slots.get(attention)
-        capacity = self.hidden.size(2)
-        if held is None or held[0].size(2) < capacity:
+    def _allocate(self, attention: MultiheadAttention, k: Tensor) -> KeyValues:
+        stored = self.slots.get(attention)
+        capacity = self.beam_mask.size(2)
+        if stored is None or stored[0].size(2) < capacity:
             b, h, x, d_k = k.shape
             grown = k.new_empty(b, h, capacity, d_k), k.new_empty(b, h, capacity, d_k)
-            for old, new in zip(held or (), grown):
+            for old, new in zip(stored or (), grown):
                 new[:, :, : old.size(2)] = old
-            self.slots[attention] = held = grown
-        return held
+            self.slots[attention] = stored = grown
+        return stored
 
     def reorder(self, new_order: Tensor) -> None:
         """new_order: [b' * x], the old row that each new row continues."""
         x = self.beam_size
-        rows, capacity = self.hidden.size(0) * x, self.hidden.size(2)
-        self.hidden = self.hidden.view(rows, capacity)[new_order].view(-1, x, capacity)
+        rows, capacity = self.beam_mask.size(0) * x, self.beam_mask.size(2)
+        self.beam_mask = self.beam_mask.view(rows, capacity)[new_order].view(-1, x, capacity)
         if new_order.numel() < rows:
             sentences = kept_sentences(new_order, x)
             self.slots = {
-                layer: (keys[sentences], values[sentences])
-                for layer, (keys, values) in self.slots.items()
+                layer: (keys[sentences], values[sentences]) for layer, (keys, values) in self.slots.items()
             }
 
     def nbytes(self) -> int:
-        return tensor_bytes(self.hidden, *(t for pair in self.slots.values() for t in pair))
+        return tensor_bytes(self.beam_mask, *(t for pair in self.slots.values() for t in pair))

@@ -24,18 +24,22 @@ from torch import nn
 from fairseq_el.checkpoints.loading import check_dictionary
 from fairseq_el.checkpoints.validation import check_weights
 from fairseq_el.errors import UserError
-from fairseq_el.kernels.linear import pack
-from fairseq_el.models.attention import ELAttention, HistoryAttention, PromptAttention
+from fairseq_el.kernels.packing import pack
+from fairseq_el.models.attention import CachedSelfAttention, ELAttention, PromptAttention
 from fairseq_el.models.encoder import ELEncoder, FusedSelfAttention
-from fairseq_el.models.positions import LearnedAfterPrompt, SinusoidalAfterPrompt
+from fairseq_el.models.positions import LearnedRowPositions, SinusoidalRowPositions
 
 PREFIX = "el_"
 FAMILIES = ("transformer", "bart", "transformer_lm")
 """Stock models whose architectures have an `el_` twin. Any other model with such a decoder has an EL form too."""
+ROW_POSITIONS = {
+    LearnedPositionalEmbedding: LearnedRowPositions,
+    SinusoidalPositionalEmbedding: SinusoidalRowPositions,
+}
 
 
 class ELModel:
-    """What an EL model adds to its stock class. The parameters, their names and training stay the same."""
+    """What an EL model adds to its stock class. Parameters, their names and training stay the same."""
 
     @classmethod
     def build_model(cls, args, task):
@@ -50,11 +54,11 @@ class ELModel:
         super().upgrade_state_dict_named(state_dict, name)
 
     def set_beam_size(self, beam: int) -> None:
-        """Stock generators ask BART to share keys and values among the beams and to leave the encoder output
-        as it is. There are no keys and values here, and how many beams share a source is in the shapes."""
+        """Does nothing. Stock generators ask BART to share keys and values among the beams; here the shapes say how
+        many beams share a source."""
 
     def prepare_for_inference_(self, cfg):
-        """fairseq calls this on models that will not be trained any more, once they are on their device."""
+        """fairseq calls this on models for inference, once they are on their device."""
         super().prepare_for_inference_(cfg)
         pack(self, getattr(getattr(cfg, "task", None), "el_packing", "auto"))
 
@@ -86,7 +90,12 @@ def has_el_form(model: BaseFairseqModel) -> bool:
     attends = [getattr(layer, "encoder_attn", None) is not None for layer in decoder.layers]
     if hasattr(model, "encoder"):
         return all(attends)
-    return not any(attends) and all(reads_prompts(layer.self_attn) for layer in decoder.layers)
+    positions = type(decoder.embed_positions)
+    return (
+        not any(attends)
+        and positions in (type(None), *ROW_POSITIONS, *ROW_POSITIONS.values())
+        and all(supports_prefill(layer.self_attn) for layer in decoder.layers)
+    )
 
 
 def runs_as_stock(decoder: object) -> bool:
@@ -100,8 +109,8 @@ def runs_as_stock(decoder: object) -> bool:
     )
 
 
-def reads_prompts(attention: MultiheadAttention) -> bool:
-    """False for options whose meaning a prompt read on its own can't keep."""
+def supports_prefill(attention: MultiheadAttention) -> bool:
+    """False for options that a separate prefill of the prompt doesn't support."""
     return (
         isinstance(attention, MultiheadAttention)
         and type(attention) in (MultiheadAttention, PromptAttention)
@@ -112,8 +121,8 @@ def reads_prompts(attention: MultiheadAttention) -> bool:
 
 
 def use_stock_name(args) -> None:
-    """Has the settings that training will save name the stock architecture, so that stock fairseq loads what
-    an `el_` one trained: the parameters are the same."""
+    """Puts the stock architecture into the settings that training saves, so that stock fairseq loads what an `el_` one
+    trained: the parameters are the same."""
     with open_dict(args) if OmegaConf.is_config(args) else nullcontext():
         for name in ("arch", "_name"):
             if str(getattr(args, name, "")).startswith(PREFIX):
@@ -123,9 +132,9 @@ def use_stock_name(args) -> None:
 def to_el_form(model: BaseFairseqModel) -> BaseFairseqModel:
     """Turns a stock model into its EL form, in place, and returns it.
 
-    Only classes change: attention layers become the subclasses that generate without a K/V cache, and the
-    model an `ELModel`. Parameters stay the same objects under the same names, so optimisers, hooks and state
-    dicts go on working. A model that is prepared for inference already has its linear layers packed.
+    Only classes change: attention layers become the subclasses that generate without a K/V cache, and the model an
+    `ELModel`. Parameters stay the same objects under the same names, so optimisers, hooks and state dicts keep working.
+    If the model is already prepared for inference, its linear layers are packed here.
     """
     if not has_el_form(model):
         name = getattr(getattr(model, "args", None), "arch", None) or type(model).__name__
@@ -148,7 +157,7 @@ def to_el_form(model: BaseFairseqModel) -> BaseFairseqModel:
 
 def specialise_encoder(encoder: nn.Module) -> None:
     """Encoders of speech have their layers under various names, so the attention layers are looked up by class."""
-    encoder.__dict__.pop("reorder_encoder_out", None)  # an earlier stock search may have left its own
+    encoder.__dict__.pop("reorder_encoder_out", None)  # a stock search may have left its own there
     for module in encoder.modules():
         if isinstance(module, MultiheadAttention) and module.self_attention:
             specialise(module, FusedSelfAttention)
@@ -160,22 +169,19 @@ def specialise_decoder(decoder: TransformerDecoderBase) -> None:
     for layer in decoder.layers:
         layer.encoder_attn.beam_size = 1
         specialise(layer.encoder_attn, ELAttention)
-        specialise(layer.self_attn, HistoryAttention)
+        specialise(layer.self_attn, CachedSelfAttention)
 
 
 def specialise_language_model(decoder: TransformerDecoderBase) -> None:
     for layer in decoder.layers:
         specialise(layer.self_attn, PromptAttention)
-    for stock, subclass in (
-        (LearnedPositionalEmbedding, LearnedAfterPrompt),
-        (SinusoidalPositionalEmbedding, SinusoidalAfterPrompt),
-    ):
-        if type(decoder.embed_positions) is stock:
-            decoder.embed_positions.__class__ = subclass
+    positions = decoder.embed_positions
+    if positions is not None:
+        positions.__class__ = ROW_POSITIONS.get(type(positions), type(positions))
 
 
 def specialise(attention: MultiheadAttention, subclass: type) -> None:
-    """Subclasses by users keep their own behaviour: only fairseq's own class is replaced."""
+    """Replaces only fairseq's own class: user-defined subclasses keep their behaviour."""
     if type(attention) is MultiheadAttention:
         attention.__class__ = subclass
 

@@ -1,40 +1,51 @@
-"""Positions of tokens that are generated after prompts of different lengths."""
+"""Positional embeddings of language models: each row of a step may have its own position."""
 
 from fairseq.modules import LearnedPositionalEmbedding, SinusoidalPositionalEmbedding
 from torch import Tensor
 
-from fairseq_el.models.caches import PromptMemory
+from fairseq_el.models.caches import Prefill, PromptCache
 
 
-class AfterPrompt:
-    """fairseq takes the newest tokens of all rows to stand at one position; after prompts of different lengths
-    each row has its own."""
+def row_positions(tokens: Tensor, incremental_state: dict | None) -> Tensor | None:
+    """Positions of the newest tokens, [rows], from 1; None if it is the number of steps for all rows.
+
+    tokens: [rows, steps so far].
+    """
+    prefill, cache = Prefill.of(incremental_state), PromptCache.of(incremental_state)
+    if prefill is not None:
+        return prefill.positions(tokens.size(0))
+    return None if cache is None else cache.positions(tokens.size(1))
+
+
+class RowPositions:
+    """fairseq assumes one position for the newest tokens of all rows. In prefill, and behind prompts of different
+    lengths, each row has its own."""
 
     padding_idx: int
 
-    def table(self, longest: int) -> Tensor:
-        """[positions, d]: the embeddings of all positions, at least up to the longest."""
+    def table(self, positions: Tensor) -> Tensor:
+        """[positions, d]: the embeddings of at least these."""
         raise NotImplementedError
 
     def forward(self, input: Tensor, incremental_state: dict | None = None, **options) -> Tensor:
         """input: [rows, steps so far]; returns [rows, 1, d]."""
-        prompt = PromptMemory.of(incremental_state)
-        places = None if prompt is None else prompt.places(input.size(1))
-        if places is None:
+        positions = row_positions(input, incremental_state)
+        if positions is None:
             return super().forward(input, incremental_state, **options)
-        return self.table(int(places.max()))[self.padding_idx + places].unsqueeze(1)
+        return self.table(positions)[self.padding_idx + positions].unsqueeze(1)
 
 
-class LearnedAfterPrompt(AfterPrompt, LearnedPositionalEmbedding):
-    def table(self, longest: int) -> Tensor:
+class LearnedRowPositions(RowPositions, LearnedPositionalEmbedding):
+    def table(self, positions: Tensor) -> Tensor:
         return self.weight
 
 
-class SinusoidalAfterPrompt(AfterPrompt, SinusoidalPositionalEmbedding):
+class SinusoidalRowPositions(RowPositions, SinusoidalPositionalEmbedding):
     weights: Tensor
 
-    def table(self, longest: int) -> Tensor:
-        if self.padding_idx + longest >= self.weights.size(0):  # as its parent does when a text outgrows the table
+    def table(self, positions: Tensor) -> Tensor:
+        longest = int(positions.max())
+        if self.padding_idx + longest >= self.weights.size(0):  # grows as in the parent
             grown = self.get_embedding(self.padding_idx + 1 + longest, self.embedding_dim, self.padding_idx)
             self.weights = grown.to(self.weights)
         return self.weights

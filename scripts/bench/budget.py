@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.tasks import Model, Task
-from fairseq_el.models.policy import largest_batch
+from fairseq_el.models.costs import largest_batch
 
 GIB = 2**30
 PAPERS_LARGEST = 320

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
-from fairseq_el.kernels import ops
+from fairseq_el.kernels import build
 
 
 class Traffic(TorchDispatchMode):
@@ -62,7 +62,7 @@ def occupied_bytes(tensor: Tensor) -> int:
 def count(work: Callable[[], object]) -> dict[str, int]:
     """FLOPs by torch's counter, bytes by ours."""
     # torch's counter knows neither our kernels nor the fused attention of CPUs, but the products they stand for
-    by_torch = mock.patch.object(ops, "library", return_value=None)
+    by_torch = mock.patch.object(build, "library", return_value=None)
     with by_torch, sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as flops, Traffic() as traffic:
         work()
     return {

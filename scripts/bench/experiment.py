@@ -17,7 +17,7 @@ from bench.counting import count
 from bench.driver import progress_bar
 from bench.generator import Record
 from bench.protocol import THREADS
-from fairseq_el.models.policy import Cost
+from fairseq_el.models.costs import Cost
 
 Loaded = dict[str, Any]
 

@@ -12,7 +12,7 @@ from bench.forms import GROUPS, GROUPS_OF, operation_costs, operations
 from bench.generator import Record, select, spread
 from bench.plots import COLOURS, Figure, new_figure, plain_number
 from bench.report import giga, milliseconds, opening, table
-from fairseq_el.models.policy import measure_machine
+from fairseq_el.models.costs import measure_machine
 
 OWNERS = {
     "copied": "multi-head, K and V per beam",

@@ -10,7 +10,7 @@ from bench.forms import FORMS, Layer, Work, whole_costs, whole_steps
 from bench.generator import Record, select, spread, unique
 from bench.plots import COLOURS, Figure, new_figure, plain_number
 from bench.report import milliseconds, opening, table, times
-from fairseq_el.models.policy import Shape
+from fairseq_el.models.costs import Shape
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,11 @@ import torch
 from fairseq.modules import MultiheadAttention
 from torch import Tensor
 
-from fairseq_el.models.attention import ELAttention, attend_with_expanded, collapse_context, expand_query
-from fairseq_el.models.caches import SourceMemory
-from fairseq_el.models.policy import Cost, Decision, Shape
+from fairseq_el.kernels import fallback
+from fairseq_el.models.attention import ELAttention, collapse_context, expand_query
+from fairseq_el.models.caches import CrossAttentionCache
+from fairseq_el.models.costs import Cost, Shape
+from fairseq_el.models.policy import AttentionPolicy
 
 Work = Callable[[], object]
 SEED = 20210
@@ -99,9 +101,9 @@ def cached_step(layer: Layer, key: Tensor, beam_size: int) -> Work:
 
 def el_step(layer: Layer, form: str) -> Work:
     """fairseq_el's attention: `always` reads H, `never` the K and V that its first step built."""
-    source = SourceMemory(layer.states, None, Decision(form))
-    source.begin_step(layer.shape)
-    state = {SourceMemory.KEY: source}
+    cache = CrossAttentionCache(layer.states, None, AttentionPolicy(form))
+    cache.begin_step(layer.shape)
+    state = {CrossAttentionCache.KEY: cache}
     key = layer.states.transpose(0, 1)  # [n, b, d], a view, as in generation
 
     def step() -> Tensor:
@@ -118,7 +120,7 @@ def whole_costs(shape: Shape) -> dict[str, Cost]:
 
 
 def operation_costs(shape: Shape) -> dict[str, Cost]:
-    """Costs by the formulas of `fairseq_el/models/policy.py`. A beam with its own copy counts as a sentence."""
+    """Costs by the formulas of `fairseq_el/models/costs.py`. A beam with its own copy counts as a sentence."""
     b, x, n, h, d = shape.batch, shape.beam, shape.length, shape.heads, shape.width
     alone = Shape(b * x, 1, n, h, d, shape.element_size)
     return {
@@ -142,7 +144,11 @@ def operations(shape: Shape) -> dict[str, Work]:
     with torch.no_grad():
         expanded = expand_query(q.view(b, x, h, -1), attention.k_proj.weight)  # [b, h * x, d]
         shared = attention.build_key_values(states)  # [b, h, d_k, n] each
-        copied = [tensor.repeat_interleave(x, dim=0) for tensor in shared]
+        keys, values = (tensor.repeat_interleave(x, dim=0) for tensor in shared)
+        copied = keys, values
+
+    def attend(queries: Tensor, key_values: tuple[Tensor, Tensor]) -> Tensor:
+        return fallback.decoder_attention(queries, h, attention.scaling, key_values, None, None)[0]
 
     def project_el() -> Tensor:
         queries = expand_query(attention.q_proj(q).view(b, x, h, -1), attention.k_proj.weight)
@@ -153,7 +159,7 @@ def operations(shape: Shape) -> dict[str, Work]:
         "build shared": lambda: attention.build_key_values(states),
         "project multi-head": lambda: attention.out_proj(attention.q_proj(q)),
         "project el": project_el,
-        "attend copied": lambda: attention.attend_to_key_values(q.view(b * x, 1, d), *copied, None)[0],
-        "attend shared": lambda: attention.attend_to_key_values(q, *shared, None)[0],
-        "attend el": lambda: attend_with_expanded(expanded, states, None)[0],
+        "attend copied": lambda: attend(q.view(b * x, 1, d), copied),
+        "attend shared": lambda: attend(q, shared),
+        "attend el": lambda: fallback.el_attention(expanded, states, None)[0],
     }

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fairseq_el.models.caches import BeamHistory
+from fairseq_el.models.caches import SelfAttentionCache
 
 FAST, SLOW = 0.5, 1.5  # seconds of a step
 
@@ -115,18 +115,18 @@ def age_stock(decoder: nn.Module) -> Callable[[Any, int], None]:
 
 
 def age_history(states: Any, steps: int) -> None:
-    """The same for fairseq_el, whose room grows in blocks; each beam goes on seeing what is its own."""
-    history = BeamHistory.of(states[0])
-    x, used = history.beam_size, history.used
-    history.used = used + steps * x
-    block = x * history.BLOCK_STEPS
-    capacity = -(-history.used // block) * block
-    hidden = history.hidden.new_ones(history.hidden.size(0), x, capacity)  # [b, x, capacity]
-    hidden[:, :, :used] = history.hidden[:, :, :used]
-    hidden[:, :, used : history.used] = ~torch.eye(x, dtype=torch.bool).repeat(1, steps)
-    history.hidden = hidden
-    for layer, slots in history.slots.items():
-        history.slots[layer] = grown(slots[0], used, capacity), grown(slots[1], used, capacity)
+    """The same for fairseq_el, whose cache grows in blocks; each beam keeps attending to its own past."""
+    cache = SelfAttentionCache.of(states[0])
+    x, used = cache.beam_size, cache.used
+    cache.used = used + steps * x
+    block = x * cache.BLOCK_STEPS
+    capacity = -(-cache.used // block) * block
+    beam_mask = cache.beam_mask.new_ones(cache.beam_mask.size(0), x, capacity)  # [b, x, capacity]
+    beam_mask[:, :, :used] = cache.beam_mask[:, :, :used]
+    beam_mask[:, :, used : cache.used] = ~torch.eye(x, dtype=torch.bool).repeat(1, steps)
+    cache.beam_mask = beam_mask
+    for layer, slots in cache.slots.items():
+        cache.slots[layer] = grown(slots[0], used, capacity), grown(slots[1], used, capacity)
 
 
 def grown(slots: Tensor, used: int, capacity: int) -> Tensor:

@@ -8,7 +8,7 @@ from bench.experiment import Experiment, Loaded, count_each, loaded_here
 from bench.forms import FORMS, GROUPS, GROUPS_OF, operation_costs, operations, whole_costs, whole_steps
 from bench.generator import Record, first, select
 from bench.report import giga, opening, table
-from fairseq_el.models.policy import Cost, Shape
+from fairseq_el.models.costs import Cost, Shape
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from bench.generator import Record, first, select
 from bench.protocol import Request
 from bench.report import gigabytes, opening, table
 from bench.systems import SYSTEMS
-from fairseq_el.models.policy import Shape
+from fairseq_el.models.costs import Shape
 
 GIB = 2**30
 MEASURED = {"stock-copied": None, "stock": None, "el": "always"}  # with the form of attention

@@ -11,7 +11,7 @@ from bench.language import LIKE_GPT2
 from bench.protocol import DISTINCT_SENTENCES, Request
 from fairseq_el.errors import UserError
 from fairseq_el.jobs import presets
-from fairseq_el.models.policy import Shape
+from fairseq_el.models.costs import Shape
 
 SEARCH_OPTIONS = ("lenpen", "diverse_beam_groups", "diverse_beam_strength")
 

@@ -16,38 +16,40 @@ from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageMode
 
 from bench.parts import age_history, age_stock, time_parts
 from bench.protocol import EOS, THREADS, Answer, Request, reset_peak, resident_memory, serve, without_eos
-from fairseq_el.generation.language import PromptedEnsemble, Prompts
-from fairseq_el.models.caches import PromptMemory
+from fairseq_el.generation.prompt_ensemble import PromptEnsemble
+from fairseq_el.generation.prompts import Prompts
+from fairseq_el.models.caches import PromptCache
+from fairseq_el.models.policy import PolicyState
 from fairseq_el.plugin.tasks import ELLanguageModelingConfig, ELLanguageModelingTask
 
 SHORT_PROMPT = 6  # tokens: for stock fairseq a prompt is so many more steps
-READ_PROMPTS = 4
+PREFILLED_PROMPTS = 4
 
 
-class ReadPrompts:
-    """Stands in for one ensemble's `read`: a few prompts are read and timed, once for each key, and the batch
-    repeats them."""
+class PrefilledPrompts:
+    """Replaces one ensemble's `prefill`: a few prompts are prefilled and timed, once per key, and the batch repeats
+    them."""
 
     def __init__(self) -> None:
-        self.known: dict[tuple, tuple[PromptMemory, torch.Tensor, dict[str, Any]]] = {}
+        self.known: dict[tuple, tuple[PromptCache, torch.Tensor, dict[str, Any]]] = {}
         self.facts: dict[str, Any] = {}
 
-    def stand_in(self, ensemble: PromptedEnsemble, key: tuple) -> None:
-        compute = ensemble.read
+    def stand_in(self, ensemble: PromptEnsemble, key: tuple) -> None:
+        compute = ensemble.prefill
 
-        def read(prompts: Prompts, *options: Any) -> None:
+        def prefill(prompts: Prompts, *options: Any) -> None:
             if key not in self.known:
-                self.known[key] = self.read_few(ensemble, compute, prompts, options)
+                self.known[key] = self.prefill_few(ensemble, compute, prompts, options)
             few, scores, self.facts = self.known[key]
             reset_peak()
             rows = torch.arange(prompts.tokens.size(0)) % scores.size(0)
-            ensemble.memories = [repeated(few, rows, ensemble)]
+            ensemble.state.prefix_caches = [repeated(few, rows, ensemble)]
             prompts.scores = scores[rows]
 
-        ensemble.read = read  # on this instance only; the class stays as it is
+        ensemble.prefill = prefill  # on this instance only; the class stays as it is
 
-    def read_few(self, ensemble: PromptedEnsemble, compute: Callable, prompts: Prompts, options: tuple):
-        few = Prompts(prompts.tokens[:READ_PROMPTS], prompts.lengths[:READ_PROMPTS], prompts.opening)
+    def prefill_few(self, ensemble: PromptEnsemble, compute: Callable, prompts: Prompts, options: tuple):
+        few = Prompts(prompts.tokens[:PREFILLED_PROMPTS], prompts.lengths[:PREFILLED_PROMPTS], prompts.opening)
         resident, started = resident_memory()["resident"], time.perf_counter()
         compute(few, *options)
         facts = {
@@ -55,17 +57,16 @@ class ReadPrompts:
             "source_seconds": time.perf_counter() - started,
             "source_peak_bytes": resident_memory()["peak"] - resident,
         }
-        return ensemble.memories[0], few.scores, facts
+        return ensemble.state.prefix_caches[0], few.scores, facts
 
 
-def repeated(few: PromptMemory, rows: torch.Tensor, ensemble: PromptedEnsemble) -> PromptMemory:
+def repeated(few: PromptCache, rows: torch.Tensor, ensemble: PromptEnsemble) -> PromptCache:
     """rows: [b], which prompt of the few each sentence has."""
-    memory = copy.copy(few)
-    memory.decision = ensemble.decision
-    memory.inputs = {layer: states[rows] for layer, states in few.inputs.items()}
-    memory.built = dict(few.built)
-    memory.keep(rows)
-    return memory
+    cache = copy.copy(few)
+    cache.policy, cache.policy_state = ensemble.policy, PolicyState()
+    cache.inputs, cache.key_values = dict(few.inputs), dict(few.key_values)
+    cache.select(rows)
+    return cache
 
 
 class LanguageSystem:
@@ -90,7 +91,7 @@ class LanguageSystem:
             raise TypeError(f"expected fairseq's own class, got {type(self.model).__name__}")
         self.model.prepare_for_inference_(Namespace(task=self.task.args, generation=GenerationConfig()))
         self.vocabulary = len(self.task.target_dictionary)
-        self.read_prompts = ReadPrompts()
+        self.prefilled = PrefilledPrompts()
         self.versions = {"fairseq": version("fairseq-fixed"), "torch": torch.__version__}
 
     def answer(self, request: Request, sources: list[list[int]]) -> Answer:
@@ -128,7 +129,7 @@ class LanguageSystem:
             facts = {"sources": 0, "source_seconds": 0.0, "source_peak_bytes": 0}
         else:
             age, steps = age_history, request.length
-            self.read_prompts.stand_in(generator.model, (prompts.size(1), request.beam, request.attention))
+            self.prefilled.stand_in(generator.model, (prompts.size(1), request.beam, request.attention))
         reset_peak()
         resident = resident_memory()["resident"]
         parts = time_parts(
@@ -137,7 +138,7 @@ class LanguageSystem:
             age,
             lambda: self.task.inference_step(generator, [self.model], self.sample(prompts)),
         )
-        facts = facts if self.is_stock else self.read_prompts.facts
+        facts = facts if self.is_stock else self.prefilled.facts
         return Answer(parts=facts | parts | {"resident_bytes": resident})
 
     def watch_cache(self, generator: SequenceGenerator) -> list[int]:

@@ -438,7 +438,7 @@ def test_threads_share_a_summarizer(greedy, summaries):
 def test_options_change_the_preset_and_the_task_of_the_model():
     summarizer = Summarizer.load("demo", "xsum", beam=2, el_attention="never", el_memory_budget="1M")
     assert summarizer.generator.beam_size == 2
-    assert summarizer.generator.decision.form == "never" and summarizer.generator.decision.budget == 2**20
+    assert summarizer.generator.policy.form == "never" and summarizer.generator.policy.budget == 2**20
     with pytest.raises(UserError, match="did you mean beam"):
         Summarizer.load("demo", "xsum", beem=2)
 

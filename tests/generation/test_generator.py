@@ -7,7 +7,7 @@ import torch
 from fairseq.sequence_generator import SequenceGenerator
 
 from fairseq_el.models.attention import ELAttention
-from fairseq_el.models.policy import Decision
+from fairseq_el.models.policy import AttentionPolicy
 from helpers import DEMO, assert_same_hypotheses
 
 SEARCHES = {
@@ -98,15 +98,15 @@ def test_switching_in_the_middle_of_generation_changes_no_hypothesis(stock, el, 
     step_now, steps_of_builds = [0], []
     build = ELAttention.build_key_values
 
-    def buys_at_step_five(decision, shape, machine, account):
-        account.steps = step_now[0] = account.steps + 1
-        return account.steps >= 5
+    def buys_at_step_five(policy, shape, machine, state):
+        state.steps = step_now[0] = state.steps + 1
+        return state.steps >= 5
 
     def recorded_build(attention, states):
         steps_of_builds.append(step_now[0])
         return build(attention, states)
 
-    monkeypatch.setattr(Decision, "wants_key_values", buys_at_step_five)
+    monkeypatch.setattr(AttentionPolicy, "wants_key_values", buys_at_step_five)
     monkeypatch.setattr(ELAttention, "build_key_values", recorded_build)
     ours = el(el_memory_budget=budget).generate(beam=4)
     assert_same_hypotheses(ours, stock().generate(beam=4))

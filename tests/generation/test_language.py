@@ -1,4 +1,4 @@
-"""Language models: prompts are read once, in parallel, and the hypotheses are stock fairseq's."""
+"""Language models: prompts are prefilled once, in parallel, and the hypotheses are stock fairseq's."""
 
 import argparse
 import sys
@@ -12,10 +12,10 @@ from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageMode
 import fairseq_el
 from fairseq_el.errors import UserError
 from fairseq_el.generation.language import ELLanguageGenerator
+from fairseq_el.generation.state import DecodingState
 from fairseq_el.kernels import ops
-from fairseq_el.kernels.linear import pack
+from fairseq_el.kernels.packing import pack
 from fairseq_el.models.attention import PromptAttention
-from fairseq_el.models.caches import PromptMemory
 from fairseq_el.models.conversion import ELTransformerLanguageModel
 from fairseq_el.plugin.tasks import ELLanguageModelingConfig, ELLanguageModelingTask
 from helpers import ROOT, assert_same_hypotheses, run_command
@@ -136,7 +136,7 @@ def test_a_least_length_counts_the_prompt_as_in_stock(stock, el):
 @pytest.mark.parametrize("form", ["always", "never"])
 def test_same_hypotheses_with_every_packing(stock, el, form, packing, kernels, monkeypatch):
     if not kernels:
-        monkeypatch.setattr(ops, "serves", lambda x, width: False)
+        monkeypatch.setattr(ops, "supported", lambda x, width: False)
     system = el(el_attention=form)
     pack(system.models[0], packing)
     assert_same_hypotheses(system.generate(UNEQUAL, beam=4), stock().generate(UNEQUAL, beam=4))
@@ -169,15 +169,15 @@ def test_new_tokens_are_counted_from_the_end_of_each_prompt(el, search):
     assert longest == [len(prompt) + 8 for prompt in UNEQUAL]
 
 
-def test_the_prompt_is_read_once_per_sentence_and_not_per_beam(el, monkeypatch):
+def test_the_prompt_is_prefilled_once_per_sentence_and_not_per_beam(el, monkeypatch):
     rows = []
-    read = PromptAttention.read
+    prefill = PromptAttention.prefill
 
-    def counting(self, query, prompt):
+    def counting(self, query, prompts):
         rows.append(query.shape[:2])
-        return read(self, query, prompt)
+        return prefill(self, query, prompts)
 
-    monkeypatch.setattr(PromptAttention, "read", counting)
+    monkeypatch.setattr(PromptAttention, "prefill", counting)
     system = el()
     steps = []
     system.models[0].decoder.register_forward_hook(lambda module, args, out: steps.append(args[0].shape))
@@ -274,8 +274,8 @@ def test_two_generators_on_one_model_keep_nothing_for_each_other(el, stock):
     first = system.generate(UNEQUAL, beam=4)
     system.generate(EQUAL, beam=1)
     assert_same_hypotheses(system.generate(UNEQUAL, beam=4), first)
-    assert PromptMemory.being_read() is None
-    assert isinstance(system.generator, ELLanguageGenerator) and system.generator.model.memories == []
+    assert isinstance(system.generator, ELLanguageGenerator)
+    assert vars(system.generator.state) == vars(DecodingState())
 
 
 def test_the_command_line_of_stock_fairseq_with_one_option_more(tmp_path):
@@ -295,7 +295,7 @@ def test_the_command_line_of_stock_fairseq_with_one_option_more(tmp_path):
     assert ours.returncode == 0, ours.stderr
     lines = [line for line in ours.stdout.splitlines() if line.startswith("H-")]
     assert len(lines) == 4
-    assert "prompt" in ours.stderr and "sentences/s" in ours.stderr
+    assert "prefill" in ours.stderr and "sentences/s" in ours.stderr
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

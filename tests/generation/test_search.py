@@ -9,6 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairseq_el.generation.search import LogitBeamSearch, NGramBlock
+from fairseq_el.generation.state import DecodingState
+from helpers import assert_same_hypotheses
 
 DICTIONARY = Dictionary()
 
@@ -27,8 +29,9 @@ def test_candidates_equal_those_of_stock_beam_search(batch, beam, vocabulary, st
     torch.manual_seed(seed)
     logits = torch.randn(batch * beam, vocabulary, dtype=torch.float64)
     scores = -torch.rand(batch, beam, step + 1, dtype=torch.float64).cumsum(-1)
-    ours = LogitBeamSearch(DICTIONARY)
-    ours.normaliser = torch.logsumexp(logits, dim=-1)
+    state = DecodingState()
+    ours = LogitBeamSearch(DICTIONARY, state)
+    state.log_normaliser = torch.logsumexp(logits, dim=-1)
     log_probabilities = torch.log_softmax(logits, dim=-1)
     for rows in (logits, log_probabilities):
         rows[:, 1] = float("-inf")  # padding
@@ -74,8 +77,6 @@ def test_no_ngram_is_repeated_when_asked(el):
 
 
 def test_without_the_option_ngrams_are_left_alone_as_in_stock(stock, el, caplog):
-    from conftest import assert_same_hypotheses
-
     search = {"beam": 2, "min_len": 20, "max_len_b": 24, "no_repeat_ngram_size": 2, "longest": 70, "batch_size": 8}
     assert_same_hypotheses(el().generate(**search), stock().generate(**search))
     assert "--el-block-ngrams" in caplog.text
@@ -83,9 +84,10 @@ def test_without_the_option_ngrams_are_left_alone_as_in_stock(stock, el, caplog)
 
 @pytest.mark.parametrize("beam", [1, 3])
 def test_a_row_of_nan_offers_no_candidate(beam):
-    search = LogitBeamSearch(DICTIONARY)
+    state = DecodingState()
+    search = LogitBeamSearch(DICTIONARY, state)
     logits = torch.randn(beam, 9)
     logits[0] = float("nan")
-    search.normaliser = torch.logsumexp(logits, dim=-1)
+    state.log_normaliser = torch.logsumexp(logits, dim=-1)
     scores, _, beams = search.step(1, logits.view(1, beam, 9), torch.zeros(1, beam, 2))
     assert (beams[scores > float("-inf")] != 0).all()

@@ -9,23 +9,15 @@ from fairseq.modules import gelu, gelu_accurate
 from fairseq.modules.transformer_layer import TransformerEncoderLayer
 from torch import nn
 
-from fairseq_el.kernels import ops
-from fairseq_el.kernels.linear import (
-    FP16,
-    FP32,
-    FP32_AS_IT_LIES,
-    HalfEmbedding,
-    PackedLinear,
-    PackedMatrix,
-    available,
-    pack,
-    project_together,
-)
+from fairseq_el.kernels import build, ops
+from fairseq_el.kernels.linear import PackedLinear, PackedMatrix, project_together
+from fairseq_el.kernels.packing import HalfEmbedding, pack
+from fairseq_el.kernels.weights import FP16, FP32, FP32_ROW_MAJOR, available
 from helpers import assert_same_hypotheses
 
 KINDS = [
     pytest.param(kind, marks=pytest.mark.skipif(not available(kind), reason="kernel"))
-    for kind in (FP16, FP32, FP32_AS_IT_LIES)
+    for kind in (FP16, FP32, FP32_ROW_MAJOR)
 ]
 
 
@@ -42,11 +34,11 @@ def packed_layer(linear: nn.Linear, kind: str) -> PackedLinear:
 @pytest.fixture(params=["with AVX-512", "without", "no compiler"])
 def machine(request, monkeypatch):
     """Layers are packed as this kind of machine packs them; all our kernels run on all machines."""
-    if request.param != "no compiler" and ops.library() is None:
+    if request.param != "no compiler" and build.library() is None:
         pytest.skip("the kernels were not compiled")
-    monkeypatch.setattr("fairseq_el.kernels.linear.has_wide_vectors", lambda: request.param == "with AVX-512")
+    monkeypatch.setattr("fairseq_el.kernels.weights.has_avx512", lambda: request.param == "with AVX-512")
     if request.param == "no compiler":
-        monkeypatch.setattr(ops, "serves", lambda x, width: False)
+        monkeypatch.setattr(ops, "supported", lambda x, width: False)
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -112,7 +104,7 @@ def feed_forward_layer(el, activation: str, layer_class=TransformerEncoderLayer)
 @pytest.mark.usefixtures("machine")
 @torch.no_grad()
 def test_a_packed_feed_forward_block_applies_its_activation_once(el, kind, activation, monkeypatch):
-    monkeypatch.setattr("fairseq_el.kernels.linear.choose_kind", lambda *args: kind)
+    monkeypatch.setattr("fairseq_el.kernels.packing.choose_kind", lambda *args: kind)
     plain = feed_forward_layer(el, activation)
     packed = copy.deepcopy(plain)
     pack(packed)
@@ -168,7 +160,7 @@ def test_a_packed_model_is_not_packed_again():
 
 
 def test_single_precision_needs_no_copy_of_a_tied_embedding():
-    if ops.library() is None:
+    if build.library() is None:
         pytest.skip("the kernels were not compiled")
     embedding, projection = nn.Embedding(50, 48), nn.Linear(48, 50, bias=False)
     projection.weight = embedding.weight
@@ -177,16 +169,16 @@ def test_single_precision_needs_no_copy_of_a_tied_embedding():
     assert model[1].weight.data_ptr() == embedding.weight.data_ptr()
 
 
-def test_half_precision_is_used_only_where_it_is_exact_or_asked_for():
+def test_half_precision_is_used_only_if_it_is_exact_or_requested():
     exact, inexact = exact_linear(), nn.Linear(48, 40)
     inexact.weight.data[0, 0] = 1 / 3
     model = nn.Sequential(exact, inexact)
     pack(model)
     assert [layer.matrix.kind for layer in model] == [FP16, FP32]
-    asked = nn.Sequential(nn.Linear(48, 40)).half()
-    pack(asked)
-    assert asked[0].matrix.kind == FP16
-    assert asked(torch.randn(1, 48)).dtype == torch.float32
+    requested = nn.Sequential(nn.Linear(48, 40)).half()
+    pack(requested)
+    assert requested[0].matrix.kind == FP16
+    assert requested(torch.randn(1, 48)).dtype == torch.float32
     forced = nn.Sequential(exact_linear())
     pack(forced, "fp32")
     assert forced[0].matrix.kind == FP32

@@ -5,8 +5,10 @@ from fairseq.modules import MultiheadAttention
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairseq_el.models.attention import ELAttention, HistoryAttention
-from fairseq_el.models.caches import BeamHistory
+from fairseq_el.kernels import ops
+from fairseq_el.kernels.formats import Padding
+from fairseq_el.models.attention import CachedSelfAttention, ELAttention
+from fairseq_el.models.caches import SelfAttentionCache
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 
@@ -95,8 +97,11 @@ def test_the_multi_head_form_equals_the_el_form(shape):
     source, mask = random_source(shape["batch"], shape["length"], width, shape["padded"], dtype)
     states = source.transpose(0, 1)
     query = torch.randn(shape["batch"], shape["beams"], width, dtype=dtype)
-    expected, expected_weights = ours.attend_to_states(query, states, mask)
-    found, weights = ours.attend_to_key_values(query, *ours.build_key_values(states), mask)
+    padding, key_values = Padding(mask), ours.build_key_values(states)
+    expected, expected_weights = ours.attend_to_states(query, states, padding, need_weights=True)
+    found, weights = ops.decoder_attention(
+        query, shape["heads"], ours.scaling, key_values, padding, need_weights=True
+    )
     close = {"atol": TOLERANCE[dtype], "rtol": TOLERANCE[dtype]}
     torch.testing.assert_close(found, expected, **close)
     torch.testing.assert_close(weights, expected_weights, **close)
@@ -137,19 +142,19 @@ def test_what_has_no_el_form_behaves_as_in_the_parent():
     drops=st.booleans(),
 )
 @settings(max_examples=60)
-def test_beam_history_equals_a_cache_that_is_copied_and_reordered(beams, batch, steps, seed, drops):
+def test_slots_with_a_beam_mask_equal_a_cache_that_is_copied_and_reordered(beams, batch, steps, seed, drops):
     """Random parents, padding tokens and finished sentences, step after step."""
     torch.manual_seed(seed)
-    stock, ours = random_attention(HistoryAttention, 8, 2, dtype=torch.float64, self_attention=True)
-    copied, kept = {}, {BeamHistory.KEY: BeamHistory(beams)}
-    history = kept[BeamHistory.KEY]
+    stock, ours = random_attention(CachedSelfAttention, 8, 2, dtype=torch.float64, self_attention=True)
+    copied, cache = {}, SelfAttentionCache(beams)
+    kept = {SelfAttentionCache.KEY: cache}
     for step in range(steps):
         rows = batch * beams
         query = torch.randn(1, rows, 8, dtype=torch.float64)
         padded = (torch.rand(rows, 1) < 0.1) if step > 0 else torch.zeros(rows, 1, dtype=torch.bool)
         mask = padded if padded.any() else None
         expected, _ = stock(query, query, query, key_padding_mask=mask, incremental_state=copied)
-        history.advance(padded.squeeze(1))
+        cache.begin_step(padded.squeeze(1))
         found, _ = ours(query, query, query, key_padding_mask=mask, incremental_state=kept)
         torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)
 
@@ -159,4 +164,4 @@ def test_beam_history_equals_a_cache_that_is_copied_and_reordered(beams, batch, 
             batch -= 1
         parents = torch.randint(beams, (batch, beams)) + sentences.unsqueeze(1) * beams
         stock.reorder_incremental_state(copied, parents.view(-1))
-        history.reorder(parents.view(-1))
+        cache.reorder(parents.view(-1))

@@ -3,24 +3,25 @@
 import pytest
 import torch
 
-from fairseq_el.kernels.linear import pack
-from fairseq_el.models.caches import BeamHistory, SourceMemory
-from fairseq_el.models.policy import Decision, Shape
+from fairseq_el.kernels.packing import pack
+from fairseq_el.models.caches import CrossAttentionCache, SelfAttentionCache
+from fairseq_el.models.costs import Shape
+from fairseq_el.models.policy import AttentionPolicy
 from helpers import assert_same_hypotheses
 
 BART_LARGE = {"heads": 16, "width": 1024}
 LAYERS = 12
 
 
-def source_memory(batch, length, width, **decision) -> SourceMemory:
+def cross_attention_cache(batch, length, width) -> CrossAttentionCache:
     states = torch.empty(batch, length, width, device="meta")
-    return SourceMemory(states, None, Decision(**decision))
+    return CrossAttentionCache(states, None, AttentionPolicy())
 
 
 @pytest.mark.parametrize(("batch", "length"), [(32, 256), (32, 1024), (64, 1024), (320, 1024)])
 def test_bart_large_keeps_24_and_96_times_less(batch, length):
     """Against keys and values of 12 layers, shared by 4 beams (fairseq 0.12) or one copy each (0.9)."""
-    kept = source_memory(batch, length, 1024).nbytes()
+    kept = cross_attention_cache(batch, length, 1024).nbytes()
     shape = Shape(batch, 4, length, **BART_LARGE)
     assert kept == shape.kept_states() == batch * length * 1024 * 4
     assert LAYERS * shape.kept_key_values() == 24 * kept
@@ -58,27 +59,27 @@ def test_keys_and_values_are_kept_once_per_sentence_too(el):
     assert expected <= peak <= expected + max(b * n for b, n in sizes)
 
 
-def test_room_for_the_beams_is_made_in_blocks_not_for_the_longest_output_at_once():
-    history = BeamHistory(beam_size=4)
+def test_the_self_attention_cache_grows_in_blocks_not_to_the_longest_output_at_once():
+    cache = SelfAttentionCache(beam_size=4)
     layer = torch.nn.Identity()
     sizes = set()
     for _ in range(40):
-        history.advance(torch.zeros(8, dtype=torch.bool))
-        history.append(layer, torch.ones(2, 3, 4, 5), torch.ones(2, 3, 4, 5))
-        sizes.add(history.hidden.size(2))
+        cache.begin_step(torch.zeros(8, dtype=torch.bool))
+        cache.append(layer, torch.ones(2, 3, 4, 5), torch.ones(2, 3, 4, 5))
+        sizes.add(cache.beam_mask.size(2))
     assert sorted(sizes) == [64, 128, 192]
 
 
 def test_finished_sentences_are_dropped():
-    history = BeamHistory(beam_size=2)
+    cache = SelfAttentionCache(beam_size=2)
     layer = torch.nn.Identity()
-    history.advance(torch.zeros(6, dtype=torch.bool))
+    cache.begin_step(torch.zeros(6, dtype=torch.bool))
     newest = torch.arange(6.0).view(3, 1, 2, 1)
-    history.append(layer, newest, newest)
-    history.reorder(torch.tensor([5, 4, 0, 0]))
-    keys, _ = history.slots[layer]
+    cache.append(layer, newest, newest)
+    cache.reorder(torch.tensor([5, 4, 0, 0]))
+    keys, _ = cache.slots[layer]
     assert keys[:, 0, :2, 0].tolist() == [[4.0, 5.0], [0.0, 1.0]]
-    assert history.hidden[:, :, :2].tolist() == [[[True, False], [False, True]], [[False, True]] * 2]
+    assert cache.beam_mask[:, :, :2].tolist() == [[[True, False], [False, True]], [[False, True]] * 2]
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from fairseq_el.kernels import ops
-from fairseq_el.models.encoder import CPU_GROUP_TOKENS, groups
+from fairseq_el.kernels import build, ops
+from fairseq_el.models.encoder import CPU_GROUP_TOKENS, split_by_tokens
 
 
 def padded_batch(lengths: list[int], pad: int, eos: int) -> torch.Tensor:
@@ -24,7 +24,7 @@ def padded_batch(lengths: list[int], pad: int, eos: int) -> torch.Tensor:
 @pytest.mark.parametrize("kernel", ["ours", "torch's"])
 def test_states_equal_stocks_at_all_real_positions(stock, el, lengths, kernel, monkeypatch):
     if kernel == "torch's":
-        monkeypatch.setattr(ops, "serves", lambda x, width: False)
+        monkeypatch.setattr(ops, "supported", lambda x, width: False)
     torch.manual_seed(len(lengths))
     theirs, ours = stock().models[0].encoder.eval(), el().models[0].encoder.eval()
     tokens = padded_batch(lengths, theirs.padding_idx, eos=2)
@@ -42,7 +42,7 @@ def test_states_equal_stocks_at_all_real_positions(stock, el, lengths, kernel, m
 
 @pytest.mark.parametrize("lengths", [[400, 60, 70], [30, 2, 5]], ids=["long", "short"])
 def test_padding_does_not_go_through_the_layers(el, lengths):
-    if ops.library() is None and max(lengths) < 48:
+    if build.library() is None and max(lengths) < 48:
         pytest.skip("the kernels were not compiled")
     encoder = el().models[0].encoder.eval()
     seen = []
@@ -54,8 +54,8 @@ def test_padding_does_not_go_through_the_layers(el, lengths):
 
 def test_groups_are_neighbours_and_cover_all_sentences():
     most = CPU_GROUP_TOKENS
-    assert groups([most, 1, most - 1, 2]) == [slice(0, 1), slice(1, 3), slice(3, 4)]
-    assert groups([3 * most]) == [slice(0, 1)]
+    assert split_by_tokens([most, 1, most - 1, 2]) == [slice(0, 1), slice(1, 3), slice(3, 4)]
+    assert split_by_tokens([3 * most]) == [slice(0, 1)]
 
 
 def test_training_goes_through_stock_code(el):

@@ -1,11 +1,14 @@
-"""Costs are those of the paper's Table 1, and decisions follow from them."""
+"""Costs are those of the paper's Table 1, and the policy follows from them."""
 
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from fairseq_el.kernels import ops
+from fairseq_el.kernels.formats import NO_PADDING
 from fairseq_el.models.attention import ELAttention, collapse_context, expand_query
-from fairseq_el.models.policy import Account, Cost, Decision, Machine, Shape, largest_batch, measure_machine
+from fairseq_el.models.costs import Cost, Machine, Shape, largest_batch, measure_machine
+from fairseq_el.models.policy import AttentionPolicy, PolicyState
 
 SHAPE = Shape(batch=3, beam=4, length=50, heads=8, width=64)
 GPU = Machine(flops_per_second=100e12, bytes_per_second=900e9, el_flops_per_second=100e12)
@@ -38,8 +41,8 @@ def test_arithmetic_of_building_keys_and_values(attention, states):
 
 
 def test_arithmetic_of_attending_to_keys_and_values(attention, states, queries):
-    keys, values = attention.build_key_values(states)
-    work = counted(lambda: attention.attend_to_key_values(queries, keys, values, None))
+    key_values = attention.build_key_values(states)
+    work = counted(lambda: ops.decoder_attention(queries, 8, 1.0, key_values, NO_PADDING, need_weights=True))
     assert work == SHAPE.attend_multi_head().flops
 
 
@@ -51,7 +54,7 @@ def test_arithmetic_of_el_attention(attention, states, queries):
     rest = counted(lambda: attention.q_proj(queries)) + counted(lambda: attention.out_proj(queries))
     assert moved + rest == SHAPE.project_el().flops
     assert rest == SHAPE.project_multi_head().flops
-    whole = counted(lambda: attention.attend_to_states(queries, states, None))
+    whole = counted(lambda: attention.attend_to_states(queries, states, NO_PADDING, need_weights=True))
     assert whole - moved == SHAPE.attend_el().flops
 
 
@@ -92,9 +95,9 @@ BART = Shape(8, 4, 1024, 16, 1024)
 
 
 def step_of_switching(machine: Machine, expected_steps: float = 0, shape: Shape = BART) -> int | None:
-    decision, account = Decision("auto", None, expected_steps), Account()
+    policy, state = AttentionPolicy("auto"), PolicyState(expected_steps)
     for step in range(1000):
-        if decision.wants_key_values(shape, lambda: machine, account):
+        if policy.wants_key_values(shape, lambda: machine, state):
             return step
     return None
 
@@ -123,8 +126,8 @@ def test_always_and_never_need_no_measurement():
     def unmeasured():
         raise AssertionError("the machine was measured")
 
-    assert not Decision("always").wants_key_values(BART, unmeasured, Account())
-    assert Decision("never").wants_key_values(BART, unmeasured, Account())
+    assert not AttentionPolicy("always").wants_key_values(BART, unmeasured, PolicyState())
+    assert AttentionPolicy("never").wants_key_values(BART, unmeasured, PolicyState())
 
 
 def test_this_machine_is_measured_once():

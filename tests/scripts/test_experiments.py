@@ -14,7 +14,7 @@ from matplotlib.colors import to_rgb
 import benchmark
 from bench import experiment, figure3, figure4, forms, plots, table1, table4
 from bench.counting import count
-from fairseq_el.models.policy import Cost, Shape
+from fairseq_el.models.costs import Cost, Shape
 from helpers import number, parse_tables
 
 NAMES = ("table1", "figure3", "figure4", "table4")  # those of test_tables.py need more workers

@@ -21,7 +21,7 @@ from bench.worker_el import ELSystem
 from bench.worker_language import LanguageSystem
 from bench.worker_stock import StockSystem
 from fairseq_el.errors import UserError
-from fairseq_el.models.caches import BeamHistory
+from fairseq_el.models.caches import SelfAttentionCache
 from helpers import number, parse_tables
 
 NAMES = ("table2", "table3", "table5", "growth", "peers")
@@ -190,12 +190,12 @@ def state_sizes(system, request: Request) -> dict[int, list[torch.Size]]:
 
         def watching(tokens, encoder_outs, states, *options):
             if states[0]:
-                history = BeamHistory.of(states[0])
+                history = SelfAttentionCache.of(states[0])
                 if history is None:
                     found = [layer.self_attn._get_input_buffer(states[0])["prev_key"].shape
                              for layer in system.model.decoder.layers]  # fmt: skip
                 else:
-                    found = [history.hidden.shape, history.used, *(k.shape for k, _ in history.slots.values())]
+                    found = [history.beam_mask.shape, history.used, *(k.shape for k, _ in history.slots.values())]
                 sizes[tokens.size(1) - 1] = found
             return decode(tokens, encoder_outs, states, *options)
 

@@ -1,15 +1,15 @@
-// A linear layer for few rows: y = x W^T + bias. A decoding step is bound by reading W, which general matrix
-// kernels first copy into another layout, in every call; here it is read once, as it lies.
+// A linear layer for few rows and a row-major weight: y = x W^T + bias. A decoding step is bound by reading W. General
+// matrix kernels first copy it into another layout, in every call; here it is read once, in memory order.
 
 #include <algorithm>
 #include <vector>
 
 #include "vec.h"
 
-constexpr int ROWS = 4, OUTPUTS = WIDTH == 16 ? 6 : 3;  // their sums, weights and an input fill 32 or 16 registers
-constexpr int64_t CHUNK = 1024;                         // inputs at a time, so that those of all rows stay in the cache
+constexpr int ROWS = 4, OUTPUTS = WIDTH == 16 ? 6 : 3;  // a tile's sums, weights and an input fill 32 or 16 registers
+constexpr int64_t CHUNK = 1024;                         // inputs at a time: those of all rows stay in the cache
 
-// x: [rows, in] -> [in / WIDTH, ROWS, WIDTH]: rows that lie a power of two apart compete for places in the cache
+// x: [rows, in] -> [in / WIDTH, ROWS, WIDTH], because rows a power of two apart compete for the same cache lines
 static void interleave(const float* x, int64_t rows, int64_t in, float* to) {
     for (int64_t k = 0; k < in; k += WIDTH)
         for (int64_t r = 0; r < ROWS; r++, to += WIDTH) store(to, r < rows ? load(x + r * in + k) : Vec{});
@@ -23,7 +23,7 @@ static void add_products(const float* x, const float* w, int64_t in, int64_t len
     for (int64_t k = 0; k < length; k += WIDTH, x += ROWS * WIDTH) {
         Vec weight[O];
         for (int o = 0; o < O; o++) weight[o] = load(w + o * in + k);
-        if (first_use && k % LINE == 0)  // ask for the outputs that come next
+        if (first_use && k % LINE == 0)  // the weights of the next outputs
             for (int o = 0; o < O; o++) __builtin_prefetch(w + (o + O) * in + k);
         for (int r = 0; r < ROWS; r++) {
             Vec input = load(x + r * WIDTH);
@@ -36,7 +36,7 @@ static void add_products(const float* x, const float* w, int64_t in, int64_t len
 }
 
 template <int O>
-static void some_outputs(const float* x, const float* w, float* y, int64_t rows, int64_t in, int64_t out) {
+static void output_tile(const float* x, const float* w, float* y, int64_t rows, int64_t in, int64_t out) {
     for (int64_t k = 0; k < in; k += CHUNK)
         for (int64_t row = 0; row < rows; row += ROWS)
             add_products<O>(x + row * in + k * ROWS, w + k, in, std::min(CHUNK, in - k), row == 0, y + row * out,
@@ -57,16 +57,16 @@ extern "C" void fairseq_el_linear(const float* x, const float* w, const float* b
         }
 #pragma omp for schedule(static)
         for (int64_t tile = 0; tile < tiles; tile++) {
-            const int64_t o = tile * OUTPUTS, some = std::min<int64_t>(OUTPUTS, out - o);
+            const int64_t o = tile * OUTPUTS, outputs = std::min<int64_t>(OUTPUTS, out - o);
             for (int64_t r = 0; r < rows; r++)
-                for (int64_t i = o; i < o + some; i++) y[r * out + i] = bias ? bias[i] : 0.0f;
-            switch (some) {
-                case 1: some_outputs<1>(interleaved.data(), w + o * in, y + o, rows, in, out); break;
-                case 2: some_outputs<2>(interleaved.data(), w + o * in, y + o, rows, in, out); break;
-                case 3: some_outputs<3>(interleaved.data(), w + o * in, y + o, rows, in, out); break;
-                case 4: some_outputs<4>(interleaved.data(), w + o * in, y + o, rows, in, out); break;
-                case 5: some_outputs<5>(interleaved.data(), w + o * in, y + o, rows, in, out); break;
-                default: some_outputs<OUTPUTS>(interleaved.data(), w + o * in, y + o, rows, in, out);
+                for (int64_t i = o; i < o + outputs; i++) y[r * out + i] = bias ? bias[i] : 0.0f;
+            switch (outputs) {
+                case 1: output_tile<1>(interleaved.data(), w + o * in, y + o, rows, in, out); break;
+                case 2: output_tile<2>(interleaved.data(), w + o * in, y + o, rows, in, out); break;
+                case 3: output_tile<3>(interleaved.data(), w + o * in, y + o, rows, in, out); break;
+                case 4: output_tile<4>(interleaved.data(), w + o * in, y + o, rows, in, out); break;
+                case 5: output_tile<5>(interleaved.data(), w + o * in, y + o, rows, in, out); break;
+                default: output_tile<OUTPUTS>(interleaved.data(), w + o * in, y + o, rows, in, out);
             }
         }
     }

@@ -1,20 +1,20 @@
-// log(sum(exp(x))) of each row, in one pass over a row that the cache still holds: torch writes two tensors as
-// large as the logits on the way, and a vocabulary's are large.
+// log(sum(exp(x))) of each row. Both passes over a row find it in the cache; torch writes two intermediate tensors as
+// large as the logits.
 
 #include <cmath>
 
 #include "vec.h"
 
 static float row_logsumexp(const float* x, int64_t width) {
-    float most = -INFINITY;
-    for (int64_t j = 0; j < width; j++) most = x[j] > most ? x[j] : most;
-    if (most == -INFINITY) return width && x[0] == x[0] ? most : NAN;
-    Vec totals = {};
+    float max = -INFINITY;
+    for (int64_t j = 0; j < width; j++) max = x[j] > max ? x[j] : max;
+    if (max == -INFINITY) return width && x[0] == x[0] ? max : NAN;
+    Vec sums = {};
     int64_t j = 0;
-    for (; j + WIDTH <= width; j += WIDTH) totals += exponential(load(x + j) - most);
-    float total = sum(totals);
-    for (; j < width; j++) total += std::exp(x[j] - most);
-    return most + std::log(total);
+    for (; j + WIDTH <= width; j += WIDTH) sums += exponential(load(x + j) - max);
+    float total = sum(sums);
+    for (; j < width; j++) total += std::exp(x[j] - max);
+    return max + std::log(total);
 }
 
 // x: [rows, width], out: [rows]

@@ -1,5 +1,5 @@
-// Vectors of floats as wide as the machine's registers, by the compilers' vector extension.
-// The kernels are compiled by native.py for the machine they run on: plain C interface, no dependencies.
+// Vectors of floats as wide as the registers of the CPU, written with the vector extension of GCC and Clang.
+// build.py compiles the kernels for the CPU they run on: plain C interface, no dependencies.
 
 #pragma once
 #include <cstdint>
@@ -19,19 +19,19 @@ typedef int32_t IntVec __attribute__((vector_size(4 * WIDTH), aligned(4), may_al
 
 static inline Vec load(const float* p) { return *reinterpret_cast<const Vec*>(p); }
 static inline void store(float* p, Vec v) { *reinterpret_cast<Vec*>(p) = v; }
-static inline Vec all(float x) { return x - Vec{}; }
+static inline Vec broadcast(float x) { return x - Vec{}; }
 
-struct Half {  // precision
+struct Half {  // a number in half precision
     uint16_t bits;
 };
 
-static inline Vec widened(const float* p) { return load(p); }
-static inline Vec widened(const Half* p) {
+static inline Vec to_float(const float* p) { return load(p); }
+static inline Vec to_float(const Half* p) {
 #if defined(__AVX512F__)
     return reinterpret_cast<Vec>(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
 #elif defined(__F16C__)
     return reinterpret_cast<Vec>(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
-#else  // the exponent's bias is put right by a multiplication; right for all numbers that are finite
+#else  // a multiplication corrects the exponent bias; exact for all finite numbers
     IntVec bits;
     for (int i = 0; i < WIDTH; i++) bits[i] = p[i].bits;
     const Vec magnitude = reinterpret_cast<Vec>((bits & 0x7fff) << 13) * 0x1p112f;
@@ -39,14 +39,14 @@ static inline Vec widened(const Half* p) {
 #endif
 }
 
-// Keeps the compiler from loading the same vector again for each use.
+// Stops the compiler from loading the same vector again for each use.
 static inline void keep_in_register(Vec& v) {
 #ifdef __AVX__
     asm("" : "+x"(v));
 #endif
 }
 
-// By halves: adding one after the other would wait for each sum.
+// Pairwise: adding the elements one after the other would make each sum wait for the one before.
 static inline float sum(Vec v) {
     float part[WIDTH];
     store(part, v);
@@ -55,15 +55,15 @@ static inline float sum(Vec v) {
     return part[0];
 }
 
-// e^x for x <= 0: x = k ln 2 + f, a polynomial for e^f, and k into the exponent's bits. Within 2 units in the
-// last place; below -87 the result is 0 to single precision.
+// e^x for x <= 0: x = k ln 2 + f, a polynomial for e^f, and k added to the exponent's bits. Within 2 units in
+// the last place; below -87 the result is 0 in single precision.
 static inline Vec exponential(Vec x) {
-    x = x < all(-87.0f) ? all(-87.0f) : x;
-    const Vec round = all(12582912.0f);  // 1.5 * 2^23: adding it leaves an integer in the low bits
+    x = x < broadcast(-87.0f) ? broadcast(-87.0f) : x;
+    const Vec round = broadcast(12582912.0f);  // 1.5 * 2^23: adding it leaves an integer in the low bits
     Vec shifted = x * 1.44269504088896341f + round;
     Vec k = shifted - round;
     Vec f = x - k * 0.693359375f + k * 2.12194440e-4f;
-    Vec p = all(1.9875691500e-4f);
+    Vec p = broadcast(1.9875691500e-4f);
     p = p * f + 1.3981999507e-3f;
     p = p * f + 8.3334519073e-3f;
     p = p * f + 4.1665795894e-2f;

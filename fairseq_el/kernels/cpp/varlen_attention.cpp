@@ -1,43 +1,43 @@
-// Self-attention of sentences that stand one after the other, each to itself alone: what an encoder does. Queries, keys
-// and values are read where a layer's joint projection left them. Keys and values of a head are first put together, for
-// places that lie whole rows apart compete for the same lines of a cache.
+// Self-attention of a padding-free (varlen) batch: sentences are concatenated, and each attends to itself alone, as in
+// an encoder. Queries, keys and values are read from the output of the joint projection. Keys and values of a head
+// are first copied together: positions that are whole rows apart compete for the same cache lines.
 
 #include <cstring>
 
-#include "rows.h"
+#include "online_softmax.h"
 
-constexpr int BLOCK = 64;  // places whose weights stay in the innermost cache, beside queries and sums
+constexpr int BLOCK = 64;  // positions whose weights stay in the L1 cache, beside queries and sums
 
 static void gather(const float* from, int64_t stride, int64_t n, int64_t d, float* to) {
     for (int64_t i = 0; i < n; i++) std::memcpy(to + i * d, from + i * stride, sizeof(float) * d);
 }
 
-struct Head {  // of one sentence
+struct Head {  // one head of one sentence
     const float *q, *keys, *values;
     float* out;
     int64_t n, stride, out_stride;
 };
 
 template <int V>
-static int64_t attend_from(int64_t first, const Head& head, Rows<V, BLOCK>& mine, float scale) {
+static int64_t attend_from(int64_t first, const Head& head, QueryTile<V, BLOCK>& tile, float scale) {
     const int64_t count = std::min<int64_t>(V * WIDTH, head.n - first);
-    mine.begin(head.q + first * head.stride, head.stride, count, scale);
-    mine.attend_all(head.keys, head.values, head.n);
-    mine.end(head.out + first * head.out_stride, head.out_stride, count);
+    tile.begin(head.q + first * head.stride, head.stride, count, scale);
+    tile.attend_all(head.keys, head.values, head.n);
+    tile.end(head.out + first * head.out_stride, head.out_stride, count);
     return first + count;
 }
 
 // projected: [tokens, 3, h, d_k], queries, keys and values, d_k a multiple of 16; out: [tokens, h, d_k]; starts:
-// [sentences + 1], the first token of each, and how many there are in all
-extern "C" void fairseq_el_attend_sentences(const float* projected, float* out, const int64_t* starts, int64_t sentences,
-                                            int64_t h, int64_t d_k, float scale) {
+// [sentences + 1], the first token of each sentence, and the number of tokens
+extern "C" void fairseq_el_varlen_attention(const float* projected, float* out, const int64_t* starts,
+                                            int64_t sentences, int64_t h, int64_t d_k, float scale) {
     const int64_t d = h * d_k, stride = 3 * d;
     int64_t longest = 0;
     for (int64_t i = 0; i < sentences; i++) longest = std::max(longest, starts[i + 1] - starts[i]);
 #pragma omp parallel
     {
-        Rows<2, BLOCK> many(d_k);
-        Rows<1, BLOCK> few(d_k);
+        QueryTile<2, BLOCK> many(d_k);
+        QueryTile<1, BLOCK> few(d_k);
         std::vector<float> keys(longest * d_k), values(longest * d_k);
 #pragma omp for schedule(dynamic)
         for (int64_t unit = 0; unit < sentences * h; unit++) {
@@ -47,7 +47,8 @@ extern "C" void fairseq_el_attend_sentences(const float* projected, float* out, 
             gather(q + 2 * d, stride, n, d_k, values.data());
             const Head head{q, keys.data(), values.data(), out + start * d + at, n, stride, d};
             for (int64_t first = 0; first < n;)
-                first = n - first > WIDTH ? attend_from(first, head, many, scale) : attend_from(first, head, few, scale);
+                first = n - first > WIDTH ? attend_from(first, head, many, scale)
+                                          : attend_from(first, head, few, scale);
         }
     }
 }

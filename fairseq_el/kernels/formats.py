@@ -1,0 +1,81 @@
+"""Data that kernels and their fallbacks take: keys and values, padding in both forms, packed weights."""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+KeyValues = tuple[Tensor, Tensor]
+Span = tuple[Tensor, Tensor]
+"""First position of each sentence and the position behind its last, [b] each."""
+
+Activation = tuple[str, str]
+"""A function and its variant, as oneDNN names them."""
+ACTIVATIONS: tuple[Activation, ...] = (("none", ""), ("relu", ""), ("gelu", "none"), ("gelu", "tanh"))
+"""In the order of activations.h."""
+NO_ACTIVATION = ACTIVATIONS[0]
+
+PANEL = 32
+"""Outputs in a panel of a packed weight."""
+
+
+class Padding(NamedTuple):
+    """Padding of a batch in two forms: a mask for torch, and for kernels the span of each sentence."""
+
+    mask: Tensor | None = None
+    """[b, n], True at padding; None without padding."""
+    span: Span | None = None
+    """None if unknown, or if a sentence has padding inside: kernels can't be used then."""
+
+    @classmethod
+    def of(cls, states: Tensor, mask: Tensor | None) -> "Padding":
+        """states: [b, n, d], mask: [b, n]."""
+        b, n, _ = states.shape
+        if mask is None:
+            begin = torch.zeros(b, dtype=torch.long, device=states.device)
+            return cls(None, (begin, begin + n))
+        real = (~mask).long()
+        begin = real.argmax(dim=1)
+        end = begin + real.sum(dim=1)
+        contiguous = torch.equal(end, n - real.flip(1).argmax(dim=1))
+        return cls(mask, (begin, end) if contiguous else None)
+
+    @classmethod
+    def behind(cls, lengths: Tensor) -> "Padding":
+        """Of sentences that are padded behind. lengths: [b]."""
+        mask = torch.arange(int(lengths.max()), device=lengths.device) >= lengths.unsqueeze(1)
+        return cls(mask, (torch.zeros_like(lengths), lengths))
+
+    def select(self, sentences: Tensor) -> "Padding":
+        """sentences: [b'], indices."""
+        return Padding(
+            None if self.mask is None else self.mask[sentences],
+            None if self.span is None else (self.span[0][sentences], self.span[1][sentences]),
+        )
+
+
+NO_PADDING = Padding()
+
+
+class Slots(NamedTuple):
+    """Keys and values of generated tokens, and which of them each beam attends to."""
+
+    keys: Tensor  # [b, h, capacity, d_k]
+    values: Tensor  # [b, h, capacity, d_k]
+    beam_mask: Tensor  # [b, x, capacity], True where a beam must not attend
+    used: int  # filled slots
+
+
+def pack_gemm(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """weight: [out, in] -> [panels, in, PANEL]; bias: [out] or None -> [panels * PANEL]; padded with zeros."""
+    out, width = weight.shape
+    missing = -out % PANEL  # outputs of the last panel
+    rows = F.pad(weight.to(dtype), (0, 0, 0, missing)) if missing else weight.to(dtype)
+    packed = rows.reshape(-1, PANEL, width).transpose(1, 2).contiguous()
+    return packed, F.pad(weight.new_zeros(out) if bias is None else bias, (0, missing))
+
+
+def unpack_gemm(packed: Tensor, out: int) -> Tensor:
+    """[panels, in, PANEL] -> [out, in] in single precision."""
+    return packed.transpose(1, 2).flatten(0, 1)[:out].float()

@@ -1,0 +1,136 @@
+"""Packs the linear layers of a model (see `weights` for the formats)."""
+
+import logging
+from typing import Any
+
+import torch
+from fairseq.models import BaseFairseqModel
+from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, TransformerEncoderLayerBase
+from torch import Tensor, nn
+
+from fairseq_el.kernels import ops
+from fairseq_el.kernels.linear import PackedLinear, PackedMatrix
+from fairseq_el.kernels.weights import ACTIVATION_OF, FORMATS, FP16, FP32, FP32_ROW_MAJOR, available
+
+logger = logging.getLogger(__name__)
+
+
+class HalfEmbedding(nn.Embedding):
+    """An embedding whose table is kept in half precision, exactly, and looked up in single precision.
+
+    If the output projection shares its weight with the embedding, packing makes a second copy of it. Both in half
+    precision take the memory that the one took.
+    """
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return super().forward(tokens).float()
+
+
+def pack(model: BaseFairseqModel, choice: str = "auto") -> None:
+    """Packs the linear layers of a model on the CPU that will only be used for inference.
+
+    choice: `auto` is half precision for weights that are exact in it, else single; `fp32`; or `none`. A model
+    in half precision (`--fp16`) is packed in half precision and computes in single precision from then on.
+    """
+    first = next(model.parameters())
+    if choice == "none" or first.device.type != "cpu" or not first.is_floating_point():
+        return
+    if any(isinstance(module, PackedLinear) for module in model.modules()):
+        return  # packed already; that is also why its embedding may be in half precision
+    asked_for_half = first.dtype == torch.float16
+    counts = dict.fromkeys(FORMATS, 0)
+    tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    for parent, names in packable_layers(model):
+        linears = [getattr(parent, name) for name in names]
+        is_table = any(id(linear.weight) in tables for linear in linears)
+        weights = [linear.float().weight for linear in linears]  # converting all at once would take more memory
+        if set(names) <= set(getattr(parent, "applies_weights", ())):  # it reads the weights at each step
+            kind = FP32_ROW_MAJOR if ops.supported(weights[0], weights[0].size(1)) else None
+        else:
+            kind = choose_kind(weights, FP16 if asked_for_half else choice, is_table)
+        if kind is not None:
+            replace_layers(parent, names, kind)
+            counts[kind] += len(names)
+    for block in feed_forward_blocks(model):
+        fuse_activation(block)
+    for tensor in [*model.parameters(), *model.buffers()]:
+        tensor.data = tensor.data.float() if tensor.is_floating_point() else tensor.data
+    if counts[FP16]:
+        halve_embeddings(model)
+    if any(counts.values()):
+        logger.info(
+            f"packed {counts[FP16]} linear layers in half precision "
+            f"({'as requested' if asked_for_half else 'exact for this checkpoint'}) and "
+            f"{counts[FP32] + counts[FP32_ROW_MAJOR]} in single"
+        )
+
+
+def replace_layers(parent: nn.Module, names: tuple[str, ...], kind: str) -> None:
+    linears = [getattr(parent, name) for name in names]
+    matrix, first_row = PackedMatrix(linears, kind), 0
+    for name, linear in zip(names, linears):
+        setattr(parent, name, PackedLinear(linear, matrix, first_row))
+        first_row += linear.out_features
+
+
+def feed_forward_blocks(model: nn.Module) -> list[Any]:
+    """Encoder and decoder layers with fairseq's own forward; user-defined ones may use their parts differently."""
+    stock = (TransformerEncoderLayerBase.forward, TransformerDecoderLayerBase.forward)
+    return [module for module in model.modules() if getattr(type(module), "forward", None) in stock]
+
+
+def fuse_activation(block: Any) -> None:
+    """Has the first layer of a feed-forward block apply the activation: kernels do so while sums are in registers."""
+    activation = ACTIVATION_OF.get(block.activation_fn)
+    if activation is not None and isinstance(block.fc1, PackedLinear):
+        block.fc1.matrix.activation = activation
+        block.activation_fn = identity
+
+
+def identity(x: Tensor) -> Tensor:
+    return x
+
+
+def packable_layers(model: nn.Module) -> list[tuple[nn.Module, tuple[str, ...]]]:
+    """Plain linear layers by parent and name; those that their parent `projects_together` in one entry.
+
+    Leaves out the two of encoder-decoder attention whose weights EL-attention applies to queries and contexts.
+    """
+    found = []
+    for parent in model.modules():
+        names = tuple(
+            name
+            for name, child in parent.named_children()
+            if type(child) is nn.Linear
+            and not child._forward_pre_hooks
+            and not (getattr(parent, "encoder_decoder_attention", False) and name in ("k_proj", "v_proj"))
+        )
+        together = getattr(parent, "projects_together", ())
+        if together and set(together) <= set(names) and alike([getattr(parent, name) for name in together]):
+            found.append((parent, together))
+            names = tuple(name for name in names if name not in together)
+        found += [(parent, (name,)) for name in names]
+    return found
+
+
+def alike(linears: list[nn.Linear]) -> bool:
+    return len({(linear.in_features, linear.bias is None) for linear in linears}) == 1
+
+
+def choose_kind(weights: list[Tensor], choice: str, is_table: bool = False) -> str | None:
+    """is_table: an embedding shares the weights, so that packing in single precision would make a second copy."""
+    if choice != FP32 and available(FP16) and (choice == FP16 or all(map(is_exact_in_fp16, weights))):
+        return FP16
+    kind = FP32_ROW_MAJOR if is_table else FP32
+    return kind if available(kind) else None
+
+
+def is_exact_in_fp16(weight: Tensor) -> bool:
+    return torch.equal(weight, weight.half().to(weight.dtype))
+
+
+def halve_embeddings(model: nn.Module) -> None:
+    for embedding in {m for m in model.modules() if type(m) is nn.Embedding}:
+        if is_exact_in_fp16(embedding.weight):
+            embedding.__class__ = HalfEmbedding
+            embedding.weight.data = embedding.weight.data.half()
