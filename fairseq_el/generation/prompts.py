@@ -43,6 +43,9 @@ class Prompts:
         sums = torch.cat([sums.new_zeros(sums.size(0), 1), sums], dim=1)
         return sums.gather(1, self.lengths.unsqueeze(1)).squeeze(1)
 
+    def to(self, device: torch.device) -> "Prompts":
+        return Prompts(self.tokens.to(device), self.lengths.to(device), self.opening)
+
     def select(self, rows: slice) -> "Prompts":
         return Prompts(self.tokens[rows], self.lengths[rows], self.opening)
 
@@ -80,7 +83,8 @@ class StepBounds:
         beam_size = scores.size(0) // self.last_end.numel()
         early = (step < self.first_end).repeat_interleave(beam_size)
         late = (step >= self.last_end).repeat_interleave(beam_size)
-        scores[early & ~late, self.eos] = -math.inf
+        if early.any():
+            scores[early & ~late, self.eos] = -math.inf
         if late.any():
             closing = scores[late, self.eos]
             scores[late] = -math.inf

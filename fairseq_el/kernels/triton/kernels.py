@@ -25,7 +25,7 @@ def el_attention(
     queries, states, begins, ends, out, lse,
     scale, rows, n, d, splits,
     queries_batch_stride, queries_row_stride, states_batch_stride, states_row_stride,
-    BLOCK_ROWS: tl.constexpr, BLOCK_KEYS: tl.constexpr, BLOCK_D: tl.constexpr, HAS_LSE: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK_KEYS: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """EL-attention's products with H and the softmax between them. Each program reads its part of H once.
 
@@ -64,14 +64,11 @@ def el_attention(
     slab = split * tl.num_programs(1) + sentence
     out_offsets = (slab * rows + row)[:, None] * d + column[None, :]
     tl.store(out + out_offsets, context.to(out.dtype.element_ty), mask=in_rows[:, None] & in_columns[None, :])
-    if HAS_LSE:
-        tl.store(lse + slab * rows + row, running_max + tl.log2(total), mask=in_rows)
+    tl.store(lse + slab * rows + row, running_max + tl.log2(total), mask=in_rows)
 
 
 @triton.jit
-def merge_splits(
-    parts, lses, out, out_lse, all_rows, d, splits, BLOCK_D: tl.constexpr, HAS_LSE: tl.constexpr
-):  # fmt: skip
+def merge_splits(parts, lses, out, out_lse, all_rows, d, splits, BLOCK_D: tl.constexpr):
     """Joins the results of key splits under one softmax.
 
     parts: [splits, all rows, d], lses: [splits, all rows]; out: [all rows, d], out_lse: [all rows]. Grid: (all rows,).
@@ -88,8 +85,7 @@ def merge_splits(
         context += weight * part
         total += weight
     tl.store(out + row * d + column, (context / total).to(out.dtype.element_ty), mask=column < d)
-    if HAS_LSE:
-        tl.store(out_lse + row, highest + tl.log2(total))
+    tl.store(out_lse + row, highest + tl.log2(total))
 
 
 @triton.jit
@@ -108,7 +104,7 @@ def attention(
     ends[b]; slot keys and values: [b, h, capacity, d_k], of which the first `used` count; beam_mask: [b, x, capacity],
     True where a row may not look. With HAS_NEW the newest x slots are not written yet: their keys and values are
     new_keys and new_values, [b, x, h * d_k], and are written here. With HAS_PROMPT, `el_attention` has attended to a
-    prompt: prompt_context: [b, x, h * d_k], after the value projection without its bias, prompt_lse: [b, h * x]; its
+    prompt: prompt_context: [b, x, h * d_k], after the value projection without its bias, prompt_lse: [b, x * h]; its
     scores lack the product with the key's bias. out: [b, x, h * d_k]. Grid: (b * h, row tiles).
     """
     sentence, head = (tl.program_id(0) // h).to(tl.int64), tl.program_id(0) % h
@@ -173,7 +169,7 @@ def attention(
             context = context * rescale[:, None] + weights * values.to(tl.float32)
 
     if HAS_PROMPT:
-        shift = tl.load(prompt_lse + sentence * h * x + head * x + row, mask=in_rows, other=float("-inf"))
+        shift = tl.load(prompt_lse + rows * h + head, mask=in_rows, other=float("-inf"))
         prompt = tl.load(prompt_context + rows[:, None] * (h * D_K) + of_head, mask=in_tile, other=0.0).to(tl.float32)
         if HAS_BIAS:
             bias = tl.load(key_bias + head * D_K + column, mask=in_columns, other=0.0).to(tl.float32)
