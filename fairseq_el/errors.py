@@ -1,12 +1,12 @@
-"""Errors a person can act on: one line that says what is wrong and what to do.
+"""Errors that users can act on: one line that says what is wrong and what to do.
 
-Under fairseq's command lines (fairseq-generate, fairseq-interactive, fairseq-train ...) an
-uncaught `UserError`, or a failure of fairseq or torch that `explain` knows, ends the program with
+In fairseq's commands (fairseq-generate, fairseq-interactive, fairseq-train ...) an uncaught `UserError`, or a failure
+of fairseq or torch that `explain` knows, ends the program with
 
     fairseq_el: error: <what is wrong>: <what to do>
 
-on stderr and exit status 1. Any other exception keeps its traceback. Set FAIRSEQ_EL_TRACEBACK=1 to
-see the traceback of the explained ones too.
+on stderr and exit status 1. Any other exception keeps its traceback. FAIRSEQ_EL_TRACEBACK=1 shows the traceback of
+explained errors too.
 """
 
 import ast
@@ -22,14 +22,13 @@ TRACEBACK_VARIABLE = "FAIRSEQ_EL_TRACEBACK"
 
 
 class UserError(Exception):
-    """A mistake the user can correct; the message says what is wrong and what to do, in a line."""
+    """A mistake that the user can correct. The message says in one line what is wrong and what to do."""
 
 
 def install_hook() -> None:
-    """Print explained errors of fairseq's command lines as one line; leave all others alone.
+    """Prints explained errors of fairseq's commands as one line.
 
-    The hook that was there before is kept and gets every exception that is not ours to explain.
-    Installing twice changes nothing.
+    All other exceptions go to the previous hook. Installing twice changes nothing.
     """
     previous = sys.excepthook
     if getattr(previous, "explains_fairseq_errors", False):
@@ -47,7 +46,7 @@ def install_hook() -> None:
 
 
 def explain(exc: BaseException) -> str | None:
-    """Return the one-line message for a failure a user can do something about, else None."""
+    """The one-line message for a failure that the user can act on, else None."""
     for explainer in _EXPLAINERS:
         message = explainer(exc)
         if message is not None:
@@ -116,9 +115,9 @@ def _refused_checkpoint(exc: BaseException) -> str | None:
 
 
 def refusal(path: str, reason: str) -> str | None:
-    """The message for a file that torch's safe unpickler refused, or None if it is just unreadable.
+    """The message for a file that torch's safe unpickler refused, or None if the file is just unreadable.
 
-    `reason` is the text of the `UnpicklingError`.
+    reason: the text of the `UnpicklingError`.
     """
     named = re.search(r"GLOBAL (\S+) (?:was not an allowed|whose module)", reason)
     if named is None and "refused:" not in reason and "unrecognized function" not in reason:
@@ -126,7 +125,7 @@ def refusal(path: str, reason: str) -> str | None:
     culprit = named[1] if named else "a disguised object"
     line = f"{path} was refused and nothing in it was run: it contains {culprit}"
     if named is None or _runs_code(culprit):
-        return f"{line}, which has no place in a model: do not use it, get the file from its source"
+        return f"{line}, which does not belong in a model: do not use it, get the file from its source"
     # What is left is a class of somebody's own training code. Without it the file is loadable.
     keep = "{k: s[k] for k in ('args', 'cfg', 'model', 'optimizer_history') if k in s}"
     command = (
@@ -141,25 +140,16 @@ def refusal(path: str, reason: str) -> str | None:
 
 
 def _runs_code(name: str) -> bool:
-    """True for the standard library less its data types: that is what malicious files call."""
+    """True for the standard library without its data types: malicious files call it."""
     # torch's message leaves "builtins." out, so a bare name is a builtin: eval, exec, getattr ...
     module = name.split(".")[0] if "." in name else "builtins"
     of_python_2 = {"__builtin__", "commands"}  # old names, under which pickles of protocol 2 call
-    data_types = {
-        "argparse",
-        "collections",
-        "datetime",
-        "decimal",
-        "enum",
-        "fractions",
-        "pathlib",
-        "uuid",
-    }
+    data_types = {"argparse", "collections", "datetime", "decimal", "enum", "fractions", "pathlib", "uuid"}
     return module in (sys.stdlib_module_names | of_python_2) - data_types
 
 
 def _unreadable_checkpoint(exc: BaseException) -> str | None:
-    """Anything else that goes wrong inside torch.load: half a file, or another kind of file."""
+    """Any other failure inside torch.load: a truncated file, or another kind of file."""
     path = _file_torch_was_loading(exc)
     if path is None or isinstance(exc, OSError | MemoryError):
         return None
@@ -167,14 +157,11 @@ def _unreadable_checkpoint(exc: BaseException) -> str | None:
 
 
 def unreadable(path: str) -> str:
-    return (
-        f"{path} is not a complete checkpoint: it was cut short, or is another kind of file; "
-        "copy or download it again"
-    )
+    return f"{path} is not a complete checkpoint: it is truncated or another kind of file; copy or download it again"
 
 
 def _not_from_fairseq(exc: BaseException) -> str | None:
-    """A file that torch can read, but that fairseq did not write: bare weights, for instance."""
+    """A file that torch can read but fairseq did not write, such as bare weights."""
     frame = _frame_in(exc, "fairseq.checkpoint_utils", "load_checkpoint_to_cpu")
     if frame is not None and not is_from_fairseq(frame.f_locals.get("state")):
         return not_from_fairseq(str(frame.f_locals.get("path")))
@@ -200,7 +187,7 @@ def not_from_fairseq(path: str) -> str:
 
 
 def _damaged_checkpoint(exc: BaseException) -> str | None:
-    """Whatever else goes wrong while fairseq builds a model from a file's settings and fills in its weights."""
+    """Any other failure while fairseq builds a model from the settings in a file and loads its weights."""
     loading = [("load_model_ensemble_and_task", "filename"), ("load_checkpoint_to_cpu", "path")]
     for function, argument in loading:
         frame = _frame_in(exc, "fairseq.checkpoint_utils", function)
@@ -223,13 +210,13 @@ def _damaged_dictionary(exc: BaseException) -> str | None:
 
 def not_a_dictionary(path: str, reason: Exception) -> str:
     return (
-        f"{path} is not a dictionary with a word and its count a line: get the one that came with the checkpoint "
+        f"{path} is not a dictionary with a word and its count per line: get the one that came with the checkpoint "
         f"({str(reason)[:160]})"
     )
 
 
 def _setting_unknown_to_this_fairseq(exc: BaseException) -> str | None:
-    """An old checkpoint whose settings hold a value that today's fairseq does not accept."""
+    """An old checkpoint with a setting that today's fairseq does not accept."""
     frame = _frame_in(exc, "fairseq.checkpoint_utils", "load_checkpoint_to_cpu")
     match = re.search(r"Error merging override (?:\w+\.)*(\w+)=(\S+)", str(exc))
     if frame is None or match is None:
@@ -274,9 +261,7 @@ def dictionary_mismatch(side: str, rows: int, entries: int) -> str:
 
 
 def _sentence_too_long(exc: BaseException) -> str | None:
-    match = re.match(
-        r"Size of sample #(\d+) is invalid \(=(.*)\) since max_positions=(.*), ", str(exc)
-    )
+    match = re.match(r"Size of sample #(\d+) is invalid \(=(.*)\) since max_positions=(.*), ", str(exc))
     if match is None:
         return None
     sizes, limits = _numbers(match[2]), _numbers(match[3])
@@ -288,9 +273,7 @@ def _sentence_too_long(exc: BaseException) -> str | None:
     line = f"sentence {match[1]} has {size:,} {side} tokens, the model has positions for {limit:,}"
     skip = "leave such sentences out with --skip-invalid-size-inputs-valid-test"
     # fairseq-interactive ignores --truncate-source; cutting targets would change the references.
-    if side != "source" or any(
-        "interactive" in f.f_code.co_filename for f in _frames(exc.__traceback__)
-    ):
+    if side != "source" or any("interactive" in f.f_code.co_filename for f in _frames(exc.__traceback__)):
         return f"{line}: shorten it, or {skip}"
     return f"{line}: cut sources with --truncate-source --max-source-positions {limit}, or {skip}"
 
@@ -313,7 +296,7 @@ def _batch_too_small(exc: BaseException) -> str | None:
 
 
 def _nothing_to_generate(exc: BaseException) -> str | None:
-    """fairseq divides by the time that generating nothing took, or takes the last of no batches."""
+    """fairseq divides by a time of zero, or takes the last of no batches."""
     frames = list(_frames(exc.__traceback__))
     if isinstance(exc, IndexError) and frames and frames[-1].f_code.co_name == "batch_by_size":
         return (
@@ -333,9 +316,8 @@ def _data_not_found(exc: BaseException) -> str | None:
     if match is None:
         return None
     return (
-        f"there is no '{match[1]}' data for this pair of languages in {match[2]}: name another "
-        "part with --gen-subset, binarise it with fairseq-preprocess, or add --dataset-impl raw "
-        "for text"
+        f"there is no '{match[1]}' data for this pair of languages in {match[2]}: name another subset with "
+        "--gen-subset, binarise it with fairseq-preprocess, or add --dataset-impl raw for text"
     )
 
 
@@ -343,8 +325,8 @@ def _languages_unknown(exc: BaseException) -> str | None:
     if "Could not infer language pair" not in str(exc):
         return None
     return (
-        "the data folder does not tell the languages (no file like test.source-target.source.idx): "
-        "name them with --source-lang and --target-lang"
+        "the data folder does not name the languages (no file like test.source-target.source.idx): give --source-lang "
+        "and --target-lang"
     )
 
 
@@ -374,13 +356,13 @@ def _options_that_clash(exc: BaseException) -> str | None:
 
 
 def is_out_of_memory(exc: BaseException) -> bool:
-    """Python's error, torch's for a GPU, or that of an allocation which failed inside torch."""
+    """Python's error, torch's for a GPU, or a failed allocation inside torch."""
     if isinstance(exc, MemoryError) or type(exc).__name__ == "OutOfMemoryError":
         return True
     return isinstance(exc, RuntimeError) and re.search(_FAILED_ALLOCATION, str(exc)) is not None
 
 
-# torch on a CPU under Linux and Windows, C++, oneDNN where a process may have no more, a GPU, cuBLAS, cuDNN ...
+# torch on a CPU under Linux and Windows, C++, oneDNN under a memory limit, a GPU, cuBLAS, cuDNN ...
 _FAILED_ALLOCATION = (
     r"can't allocate memory|not enough memory|std::bad_alloc|could not create a primitive|CUDA out of memory|"
     r"STATUS_ALLOC_FAILED"

@@ -29,13 +29,13 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_el.checkpoints.format import (
+    atomic_file,
     configuration,
     current_state,
     optimizer_history,
     quiet,
     stock_task,
     training_args,
-    whole,
 )
 from fairseq_el.resources import USER_DIR
 
@@ -121,7 +121,7 @@ def make_checkpoint(
     model.half()  # in place, so that tied weights stay tied; values that half precision can hold
     state_dict = model.state_dict() if dtype == "fp16" else model.float().state_dict()
     path = output / "model.pt"
-    with whole(path) as file:
+    with atomic_file(path) as file:
         if legacy:
             save_legacy(legacy_state(args, state_dict, settings), file)
         else:
@@ -164,7 +164,7 @@ def write_dictionaries(output: Path, task: str, rows: int, mask: bool) -> Any:
         lines.append("<mask> 0\n")
     sides = ("source.", "target.") if task == "translation" else ()
     for name in ("dict.txt", *(f"dict.{side}txt" for side in sides)):
-        with whole(output / name) as file:
+        with atomic_file(output / name) as file:
             file.writelines(line.encode() for line in lines)
     return Dictionary.load(str(output / "dict.txt"))
 
@@ -197,13 +197,12 @@ def build_model(cfg: Any, dictionary: Any, seed: int) -> nn.Module:
 
 
 def enliven(model: Any) -> None:
-    """Give a new model weights with which it says different things about different sources.
+    """Gives a new model weights with which different sources have different outputs.
 
-    The weights an architecture starts training with attend to everything alike and answer every
-    source with one token, repeated, which hides mistakes and makes beams tie. These attend to few
-    places of the source and have preferences among tokens. All else adds so little to the residual
-    stream that positions stay told apart, and rounding stays as small, through many layers: two
-    correct implementations agree on what a model says.
+    A freshly initialised model attends to everything alike and answers every source with one repeated token, which
+    hides mistakes and makes beams tie. These weights attend to few positions of the source and prefer some tokens.
+    Everything else adds so little to the residual stream that positions stay distinct and rounding errors small
+    through many layers, so that two correct implementations agree on the output.
     """
     blocks = [getattr(model, side) for side in ("encoder", "decoder") if hasattr(model, side)]
     context = "encoder_attn" if len(blocks) == 2 else "self_attn"  # what is said depends on this
@@ -232,9 +231,6 @@ def gain_of(name: str, is_context: bool, layers: int) -> float:
     if "out_proj" in name or "fc2" in name:  # what a branch adds to the residual stream
         return (2.4 if is_context else 0.6) / math.sqrt(layers)
     return 1.0
-
-
-# --- files -----------------------------------------------------------------------------------------
 
 
 # --- file formats --------------------------------------------------------------------------------
@@ -358,37 +354,22 @@ def command_line() -> argparse.ArgumentParser:
     parser.add_argument("--arch", required=True, help="architecture, such as bart_large")
     parser.add_argument("--output", required=True, type=Path, help="folder to write to")
     parser.add_argument("--seed", type=int, default=1, help="for the weights and data (default: 1)")
+    parser.add_argument("--vocab", type=int, help="rows of the embedding without <mask> (default: as released models)")
+    parser.add_argument("--mask", action="store_true", help="add <mask> to dictionary and embedding")
     parser.add_argument(
-        "--vocab",
-        type=int,
-        help="rows of the embedding, <mask> aside (default: as released models)",
-    )
-    parser.add_argument(
-        "--mask", action="store_true", help="add <mask> to dictionary and embedding"
-    )
-    parser.add_argument(
-        "--dtype",
-        choices=("fp16", "fp32"),
-        default="fp16",
+        "--precision", dest="dtype", choices=("fp16", "fp32"), default="fp16",
         help="of the stored weights (default: fp16)",
-    )
-    parser.add_argument(
-        "--legacy", action="store_true", help="write the file format and settings of fairseq 0.9"
-    )
+    )  # fmt: skip
+    parser.add_argument("--legacy", action="store_true", help="write the file format and settings of fairseq 0.9")
     parser.add_argument(
         "--set", type=setting, action="append", default=[], metavar="NAME=VALUE", dest="settings",
         help="change a setting of the architecture, such as encoder_layers=2; may be repeated",
     )  # fmt: skip
     parser.add_argument(
-        "--sentences",
-        type=int,
-        default=0,
-        help="also write a test set of this many random sentences",
+        "--sentences", type=int, default=0, help="also write a test set of this many random sentences (default: 0)"
     )
     parser.add_argument(
-        "--source-length",
-        type=int,
-        help="tokens of each sentence (default: as many as the model takes, at most 1024)",
+        "--source-length", type=int, help="tokens of each sentence (default: as many as the model takes, at most 1024)"
     )
     return parser
 

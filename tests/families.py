@@ -5,23 +5,28 @@ import sys
 from argparse import Namespace
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import torch
 from fairseq import options
+from fairseq.data import Dictionary, indexed_dataset
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY, FairseqTask
+from fairseq.tasks import TASK_REGISTRY, FairseqTask
 from fairseq_cli import generate
 
-from fairseq_el.plugin.tasks import ELGeneration
+import fairseq_el
 
 SENTENCES = 13
 WORDS = [f"w{n}" for n in range(40)]
-SMALL = [
-    word
+SMALL_ENCODER, SMALL_DECODER = (
+    [f"--{side}-layers", 2, f"--{side}-embed-dim", 32, f"--{side}-ffn-embed-dim", 48, f"--{side}-attention-heads", 4]
     for side in ("encoder", "decoder")
-    for word in (f"--{side}-layers", 2, f"--{side}-embed-dim", 32, f"--{side}-ffn-embed-dim", 48,
-                 f"--{side}-attention-heads", 4)
+)
+SMALL = SMALL_ENCODER + SMALL_DECODER
+WAV2VEC = [
+    "--task", "audio_pretraining", "--arch", "wav2vec2", *SMALL_ENCODER, "--final-dim", 16, "--latent-vars", 4,
+    "--conv-feature-layers", "[(16, 10, 5)] + [(16, 3, 2)] * 3", "--conv-pos", 8, "--conv-pos-groups", 4,
 ]  # fmt: skip
 
 
@@ -34,8 +39,9 @@ class Family:
     model: list
     search: list = field(default_factory=list)
     languages: tuple[str, str] | None = ("en", "de")
+    names_languages: bool = True  # on the command line
     speech: str | None = None  # what is in the files: "fbank" or "waveform"
-    tags: list = field(default_factory=list)  # words of the dictionary beside the usual
+    encoder: list | None = None  # of a pre-trained model of speech, which the model takes for its encoder
 
 
 FAMILIES = {
@@ -78,11 +84,12 @@ FAMILIES = {
         "online_backtranslation",
         ["--mono-langs", "en,de", "--valid-lang-pairs", "en-de"],
         ["--arch", "transformer", *SMALL, "--share-all-embeddings"],
+        names_languages=False,
     ),
     "xlm": Family(
         "translation_from_pretrained_xlm",
         [],
-        ["--arch", "transformer_from_pretrained_xlm", *SMALL],
+        ["--arch", "transformer_from_pretrained_xlm", *SMALL, "--init-encoder-only"],
     ),
     "translation_moe": Family(
         "translation_moe",
@@ -92,7 +99,7 @@ FAMILIES = {
     ),
     "denoising": Family(
         "denoising",
-        ["--tokens-per-sample", 40, "--sample-break-mode", "eos", "--mask", 0.3, "--mask-length", "subword"],
+        ["--tokens-per-sample", 40, "--sample-break-mode", "eos", "--mask", 0.3],
         ["--arch", "bart_base", *SMALL, "--share-all-embeddings"],
         languages=None,
     ),
@@ -114,8 +121,14 @@ FAMILIES = {
     "xm_transformer": Family(
         "speech_to_text",
         [],
-        ["--arch", "xm_transformer", *SMALL],
-        speech="waveform", languages=None,
+        ["--arch", "xm_transformer", *SMALL_DECODER, "--adaptor-n-layers", 1],
+        speech="waveform", languages=None, encoder=WAV2VEC,
+    ),
+    "wav2vec_seq2seq": Family(
+        "audio_finetuning",
+        ["--labels", "ltr", "--autoregressive"],
+        ["--arch", "wav2vec_seq2seq", *SMALL_DECODER, "--decoder-embed-dim", 512],  # the only width that it works with
+        speech="manifest", languages=None, encoder=WAV2VEC,
     ),
 }  # fmt: skip
 
@@ -128,31 +141,47 @@ def write_data(family: Family, folder: Path) -> None:
     folder.mkdir()
     picks = random.Random(4)
     lines = [" ".join(picks.choices(WORDS, k=picks.randint(1, 12))) for _ in range(SENTENCES)]
-    dictionary = "".join(f"{word} 1\n" for word in [*WORDS, *family.tags])
-    (folder / "dict.txt").write_text(dictionary)
+    dictionary = "".join(f"{word} 1\n" for word in WORDS)
+    for name in ("dict.txt", "dict.ltr.txt"):
+        (folder / name).write_text(dictionary)
     if family.speech is not None:
         write_speech(family.speech, folder, lines)
         return
     if family.languages is None:
-        (folder / "test").write_text("\n".join(lines) + "\n")
+        binarise(lines, folder / "test")
         for language in ("en", "de"):
             (folder / language).mkdir()
-            (folder / language / "test").write_text("\n".join(lines[: SENTENCES // 2]) + "\n")
+            binarise(lines[: SENTENCES // 2], folder / language / "test")
         return
     source, target = family.languages
     for pair in (f"{source}-{target}", f"{target}-{source}"):
         for language in family.languages:
-            (folder / f"test.{pair}.{language}").write_text("\n".join(lines) + "\n")
+            binarise(lines, folder / f"test.{pair}.{language}")
             (folder / f"dict.{language}.txt").write_text(dictionary)
+
+
+def binarise(lines: list[str], prefix: Path) -> None:
+    dictionary = Dictionary()
+    for word in WORDS:
+        dictionary.add_symbol(word)
+    builder = indexed_dataset.make_builder(f"{prefix}.bin", impl="mmap", vocab_size=len(dictionary))
+    for line in lines:
+        builder.add_item(dictionary.encode_line(line, add_if_not_exist=False))
+    builder.finalize(f"{prefix}.idx")
 
 
 def write_speech(kind: str, folder: Path, lines: list[str]) -> None:
     noise = np.random.default_rng(6)
-    rows = ["id\taudio\tn_frames\ttgt_text\tspeaker"]
-    for number, line in enumerate(lines):
-        shape = (int(noise.integers(30, 90)), 80) if kind == "fbank" else (int(noise.integers(3000, 6000)),)
+    sizes = [int(noise.integers(30, 90)) if kind == "fbank" else int(noise.integers(1500, 3000)) for _ in lines]
+    for number, size in enumerate(sizes):
+        shape = (size, 80) if kind == "fbank" else (size,)
         np.save(folder / f"{number}.npy", noise.standard_normal(shape).astype(np.float32))
-        rows.append(f"{number}\t{number}.npy\t{shape[0]}\t{line}\tspk")
+    if kind == "manifest":
+        rows = [str(folder), *(f"{number}.npy\t{size}" for number, size in enumerate(sizes))]
+        (folder / "test.ltr").write_text("\n".join(lines) + "\n")
+    else:
+        rows = ["id\taudio\tn_frames\ttgt_text\tspeaker"]
+        rows += [f"{n}\t{n}.npy\t{size}\t{line}\tspk" for n, (size, line) in enumerate(zip(sizes, lines))]
     (folder / "test.tsv").write_text("\n".join(rows) + "\n")
     (folder / "config.yaml").write_text(
         f"vocab_filename: dict.txt\naudio_root: {folder}\n"
@@ -160,37 +189,68 @@ def write_speech(kind: str, folder: Path, lines: list[str]) -> None:
     )
 
 
+class SoundFile(ModuleType):
+    """Stands for the library that reads audio files: here they are numpy's."""
+
+    def read(self, path: str, dtype: str) -> tuple[np.ndarray, int]:
+        return np.load(path).astype(dtype), 16000
+
+
+# ---- checkpoints
+
+
 def stock_task(name: str) -> type[FairseqTask]:
-    return next(kind for kind in TASK_REGISTRY[name].__mro__ if kind is not ELGeneration and kind.__module__.split(".")[0] != "fairseq_el")
+    """The class that our plugin derives its own from."""
+    return next(kind for kind in TASK_REGISTRY[name].__mro__ if not kind.__module__.startswith("fairseq_el"))
 
 
 def task_words(family: Family, folder: Path) -> list[str]:
     words = [folder, "--task", family.name, *family.task]
-    if family.speech is None:
-        words += ["--dataset-impl", "raw"]
-    if family.languages is not None:
+    if family.languages is not None and family.names_languages:
         words += ["--source-lang", family.languages[0], "--target-lang", family.languages[1]]
     return [str(word) for word in words]
 
 
 def make_checkpoint(family: Family, folder: Path) -> Path:
-    """As fairseq-train saves it, with weights that are random but decided."""
-    words = task_words(family, folder) + [str(word) for word in family.model]
-    args = options.parse_args_and_arch(options.get_training_parser(), words)
+    words = task_words(family, folder) + family.model
+    if family.encoder is not None:
+        words += ["--w2v-path", save_model([folder, *family.encoder], folder / "encoder.pt")]
+    if "--init-encoder-only" in words:
+        words += ["--pretrained-xlm-checkpoint", save_xlm(folder / "xlm.pt")]
+    return save_model(words, folder / "model.pt")
+
+
+def save_model(words: list, path: Path) -> Path:
+    """A checkpoint as fairseq-train saves it, with random weights."""
+    args = options.parse_args_and_arch(options.get_training_parser(), [str(word) for word in words])
+    if args.arch == "xm_transformer":  # has the settings of its encoder in its own
+        args.w2v_args = fairseq_el.checkpoints.loading.load(args.w2v_path)["args"]
     cfg = convert_namespace_to_omegaconf(args)
-    task = stock_task(family.name).setup_task(cfg.task)
+    task = stock_task(args.task).setup_task(cfg.task)
+    if args.arch == "xm_transformer":
+        cfg.model.freeze_regex = None  # which released checkpoints lack
     torch.manual_seed(3)
     model = task.build_model(cfg.model)
-    for parameter in model.parameters():
-        if parameter.dim() > 1:
+    for name, parameter in model.named_parameters():
+        if parameter.dim() > 1 and "weight_" not in name:  # of a normalised layer
             torch.nn.init.normal_(parameter, std=0.25)
-    state = {
-        "args": args, "model": model.state_dict(), "extra_state": {}, "last_optimizer_state": None,
-        "optimizer_history": [{"criterion_name": "CrossEntropyCriterion", "optimizer_name": "FairseqAdam",
-                               "lr_scheduler_state": {}, "num_updates": 1}],
+    torch.save(as_saved(args, model.state_dict()), path)
+    return path
+
+
+def as_saved(args: Namespace, weights: dict) -> dict:
+    history = {"criterion_name": "CrossEntropyCriterion", "optimizer_name": "FairseqAdam", "num_updates": 1,
+               "lr_scheduler_state": {}}  # fmt: skip
+    return {
+        "args": args, "model": weights, "extra_state": {}, "optimizer_history": [history], "last_optimizer_state": None
     }  # fmt: skip
-    torch.save(state, folder / "model.pt")
-    return folder / "model.pt"
+
+
+def save_xlm(path: Path) -> Path:
+    """A pre-trained model to start from, of which only names matter: training has replaced its weights."""
+    weights = {"decoder.sentence_encoder.layers.0.fc1.bias": torch.zeros(48)}
+    torch.save(as_saved(Namespace(arch="xlm_base", task="cross_lingual_lm", criterion=None), weights), path)
+    return path
 
 
 # ---- fairseq-generate in this process

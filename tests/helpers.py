@@ -140,15 +140,15 @@ def exit_of(script, words, monkeypatch):
 def interrupted_after(batches: int, monkeypatch):
     """Has `Summarizer` raise KeyboardInterrupt at a batch."""
     calls = []
-    summarize_batch = Summarizer.summarize
+    generate = Summarizer.generate
 
-    def stopping(self, sources):
+    def stopping(self, sources, nbest):
         calls.append(sources)
         if len(calls) > batches:
             raise KeyboardInterrupt
-        return summarize_batch(self, sources)
+        return generate(self, sources, nbest)
 
-    monkeypatch.setattr(Summarizer, "summarize", stopping)
+    monkeypatch.setattr(Summarizer, "generate", stopping)
 
 
 # ---- small models

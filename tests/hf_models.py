@@ -86,3 +86,38 @@ def save(model, folder: Path, **options) -> Path:
     is_bart = model.config.model_type == "bart"
     write_tokenizer(folder, [*BART_PIECES, "<mask>"] if is_bart else PIECES)
     return folder
+
+
+# --- mBART ---------------------------------------------------------------------------------------
+
+LANGUAGES = transformers.models.mbart.tokenization_mbart.FAIRSEQ_LANGUAGE_CODES
+LANGUAGES_50 = transformers.models.mbart50.tokenization_mbart50.FAIRSEQ_LANGUAGE_CODES
+
+
+def train_sentencepiece(path: Path, texts: list[str]) -> int:
+    """A model of SentencePiece with mBART's first pieces; returns its size."""
+    import sentencepiece
+
+    with path.open("wb") as file:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(texts), model_writer=file, vocab_size=200, hard_vocab_limit=False,
+            minloglevel=2, unk_id=0, bos_id=1, eos_id=2, pad_id=-1,
+        )  # fmt: skip
+    return sentencepiece.SentencePieceProcessor(model_file=str(path)).vocab_size()
+
+
+def mbart(rows: int, **options):
+    config = transformers.MBartConfig(
+        vocab_size=rows, d_model=32, encoder_layers=2, decoder_layers=3, encoder_ffn_dim=48, decoder_ffn_dim=64,
+        encoder_attention_heads=4, decoder_attention_heads=8, max_position_embeddings=60, scale_embedding=True,
+        **options,
+    )  # fmt: skip
+    return shake(transformers.MBartForConditionalGeneration(config))
+
+
+def save_mbart(folder: Path, texts: list[str], languages: list[str], change, **options) -> Path:
+    """texts: for SentencePiece to learn from; languages: the codes that the model has; change: of its weights."""
+    folder.mkdir(parents=True)
+    pieces = train_sentencepiece(folder / "sentencepiece.bpe.model", texts)
+    change(mbart(1 + pieces + len(languages) + 1, **options)).save_pretrained(folder)
+    return folder

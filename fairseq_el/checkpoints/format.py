@@ -1,4 +1,4 @@
-"""The format of fairseq's checkpoints: settings as fairseq-train makes them, and what it saves beside the weights."""
+"""The format of fairseq's checkpoints: the settings that fairseq-train makes and what it saves with the weights."""
 
 import argparse
 import contextlib
@@ -14,7 +14,7 @@ from typing import IO, Any
 
 from torch import Tensor
 
-# How BART was fine-tuned for summarisation; a checkpoint remembers these settings.
+# The settings with which BART was fine-tuned for summarisation.
 TRAINING: dict[str, Any] = {
     "adam_betas": "(0.9, 0.999)", "adam_eps": 1e-08, "attention_dropout": 0.1, "clip_norm": 0.1,
     "criterion": "label_smoothed_cross_entropy", "dropout": 0.1, "fp16": True,
@@ -34,8 +34,7 @@ def training_args(arch: str, task: str, seed: int, settings: dict[str, Any]) -> 
         words += ["--source-lang", "source", "--target-lang", "target", "--truncate-source"]
     for choice in ("criterion", "optimizer", "lr_scheduler"):
         words += ["--" + choice.replace("_", "-"), TRAINING[choice]]
-    # As defaults, since booleans have no command-line form that switches them off. The
-    # architecture's own defaults are filled in after these, and follow them.
+    # As defaults, since fairseq has no options that switch booleans off. The architecture fills in its own later.
     chosen = {**TRAINING, **settings}
     args = options.parse_args_and_arch(
         options.get_training_parser(default_task=task),
@@ -48,7 +47,7 @@ def training_args(arch: str, task: str, seed: int, settings: dict[str, Any]) -> 
 
 
 def settings_added_to(task: str) -> set[str]:
-    """Settings of a plug-in that stands in for a stock task in this process: not for the file."""
+    """Settings that a plugin adds to a stock task in this process. They do not belong into a checkpoint."""
     from fairseq.tasks import TASK_DATACLASS_REGISTRY
 
     registered = {field.name for field in dataclasses.fields(TASK_DATACLASS_REGISTRY[task])}
@@ -56,7 +55,7 @@ def settings_added_to(task: str) -> set[str]:
 
 
 def stock_task(task: str) -> tuple[type, type]:
-    """The class and the configuration of a task, from its module: registries may hold plug-ins."""
+    """The class and the configuration of a stock task. fairseq's registries may hold a plugin's."""
     from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
     from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
@@ -79,7 +78,7 @@ def configuration(args: argparse.Namespace) -> Any:
 
 
 def current_state(cfg: Any, state_dict: dict[str, Tensor]) -> dict[str, Any]:
-    """What fairseq 0.12 saves, the optimiser's state left out as in released files."""
+    """What fairseq 0.12 saves, without the optimiser's state, as in released files."""
     from omegaconf import OmegaConf
 
     loss = {"val": 2.0, "sum": 40.0, "count": 20, "round": 3}
@@ -115,21 +114,21 @@ def optimizer_history() -> list[dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def whole(path: Path) -> Iterator[IO[bytes]]:
-    """A file that is under another name until it is whole, and goes if it never is."""
-    growing = path.with_name(f"{path.name}.tmp")
+def atomic_file(path: Path) -> Iterator[IO[bytes]]:
+    """A file to write that appears under its name once it is complete, and is removed if writing fails."""
+    temporary = path.with_name(f"{path.name}.tmp")
     try:
-        with growing.open("wb") as file:
+        with temporary.open("wb") as file:
             yield file
-        with growing.open("rb") as written:  # whoever wrote it
+        with temporary.open("rb") as written:  # by name: the caller may have let a library write it
             os.fsync(written.fileno())
-        os.replace(growing, path)
+        os.replace(temporary, path)
     except OSError:
         raise
     except Exception as error:  # torch and safetensors have errors of their own for a full disk
         raise OSError(f"{path} can't be written: {str(error).splitlines()[0]}") from error
     finally:
-        growing.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

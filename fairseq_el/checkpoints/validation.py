@@ -16,6 +16,7 @@ import zipfile
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
+from enum import Enum
 from typing import Any
 
 import torch
@@ -158,6 +159,8 @@ def _parts(name: str, value: Any) -> Iterator[bool | int | float | str | None]:
     """The plain values in a setting."""
     if value is None or isinstance(value, bool | int | float | str):
         yield value
+    elif isinstance(value, Enum):  # as fairseq's data classes have their choices
+        yield from _parts(name, value.value)
     elif isinstance(value, list | tuple | set):
         for part in value:
             yield from _parts(name, part)

@@ -28,8 +28,7 @@ def convert(source: Path, output: Path, dtype: torch.dtype | None = None) -> Pat
     dtype: of the weights (None: half precision if they are stored so, else single).
     """
     folder = HuggingFaceFolder(source)
-    state = folder.state(dtype)
-    return write_fairseq(folder, state["cfg"], dict(state["model"].items()), output)
+    return write_fairseq(folder, dict(folder.state(dtype)["model"].items()), output)
 
 
 def convert_back(source: Path, output: Path, dtype: torch.dtype | None = None) -> Path:

@@ -71,10 +71,11 @@ def describe_model(name: str) -> dict[str, Any]:
     """name: what `--model` takes."""
     files = ModelFiles.find(name)
     state = files.load_state()
-    settings, weights = state["cfg"].model, state["model"]
+    settings = state["cfg"].model
+    weights = {name: weight for name, weight in state["model"].items() if not name.endswith(".version")}
     layers = [weight for name, weight in weights.items() if is_linear(name, weight)]
     return {
-        "checkpoint": str(files.checkpoint),
+        "checkpoint": str(files.checkpoint.resolve()),
         "architecture": str(getattr(settings, "arch", None) or getattr(settings, "_name", None)),
         "parameters": sum({weight.data_ptr(): weight.numel() for weight in weights.values()}.values()),
         "precision": precision(layers),

@@ -22,10 +22,12 @@ from fairseq_el.cli import score
 from fairseq_el.cli.fairseq_command import CommandFailed, fairseq, human_size
 from fairseq_el.errors import UserError
 from fairseq_el.jobs import presets
-from fairseq_el.jobs.journal import WholeFile, check_folder
+from fairseq_el.jobs.atomic_file import AtomicFile, check_writable
+from fairseq_el.jobs.default_preset import default_preset
 from fairseq_el.jobs.model_files import ModelFiles
 from fairseq_el.jobs.presets import Preset
-from fairseq_el.jobs.summarizer import Summarizer, as_summary
+from fairseq_el.jobs.results import as_summary
+from fairseq_el.jobs.summarizer import Summarizer
 from fairseq_el.resources import TREE, USER_DIR
 from fairseq_el.text import rouge
 from fairseq_el.text.sentences import one_line, read_lines
@@ -68,12 +70,12 @@ def make_prompts(args: argparse.Namespace, preset: Preset, build: Path) -> Data:
     path = place / f"{args.gen_subset}.source"
     if not path.is_file():
         raise UserError(f"{args.data} has no {path.name}: give the folder that fairseq-el prepare wrote")
-    summarizer = Summarizer.load(args.model, preset, bpe=args.bpe_dir, cpu=True)
+    summarizer = Summarizer.load(args.model, preset, bpe_dir=args.bpe_dir, cpu=True)
     dictionary = summarizer.task.source_dictionary
     builder = indexed_dataset.make_builder(str(build / "test.bin"), "mmap", len(dictionary))
     sentences = 0
     for sentences, text in enumerate(tqdm(read_lines(path), desc="prompts", unit=" texts", delay=2), start=1):
-        tokens = summarizer.encode(text).tokens
+        tokens = summarizer.batcher.encode(text).tokens
         if not tokens:
             raise UserError(f"line {sentences} of {path} is blank: leave out such pairs")
         builder.add_item(torch.tensor([*tokens, dictionary.eos()]))
@@ -199,7 +201,7 @@ def row_of(
     return {
         "preset": preset.name,
         "search": preset.variant,
-        "attention": "stock" if args.stock else str(preset.options.get("el_attention", "auto")),
+        "attention": attention_of(args, preset),
         "fp16": args.fp16,
         "sentences": len(output.hypotheses),
         "scores": scores,
@@ -270,7 +272,7 @@ def append_result(path: Path, row: dict[str, Any]) -> None:
 
 def check_results(path: Path) -> None:
     """Says what is wrong with the table, or with its folder, before hours of work and not after."""
-    check_folder(path)
+    check_writable(path)
     read_results(path)
     is_new = not path.exists()
     path.open("ab").close()
@@ -319,10 +321,11 @@ def print_table(rows: list[dict[str, Any]]) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    preset = presets.load(args.preset, args.search).changed(**args.changes)
     files = ModelFiles.find(args.model, args.bpe_dir)
+    preset = presets.load(args.preset or default_preset(files), args.search).changed(**args.changes)
     table = args.results_path / "results.jsonl"
-    folder = (args.results_path / "-".join([preset.name, preset.variant, form_of(args, preset)])).resolve()
+    name = "-".join([preset.name, preset.variant, attention_of(args, preset)] + ["fp16"] * args.fp16)
+    folder = (args.results_path / name).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     check_results(table)
     if args.stock:
@@ -337,16 +340,14 @@ def run(args: argparse.Namespace) -> None:
         data = make_prompts(args, preset, folder)
     output = generate(args, preset, files, data, folder / "generate.log")
     references, summaries = texts_of(output, data, preset, Tokenizer(files.build_encoding()))
-    with WholeFile(folder / "summaries.txt") as whole:
+    with AtomicFile(folder / "summaries.txt") as whole:
         whole.file.writelines(f"{summary}\n".encode() for summary in summaries)
     append_result(table, row_of(args, preset, files, output, scores_of(references, summaries, preset)))
     print_table(read_results(table))
 
 
-def form_of(args: argparse.Namespace, preset: Preset) -> str:
-    """The form of attention, and the precision where it is not the checkpoint's."""
-    attention = "stock" if args.stock else str(preset.options.get("el_attention", "auto"))
-    return f"{attention}-fp16" if args.fp16 else attention
+def attention_of(args: argparse.Namespace, preset: Preset) -> str:
+    return "stock" if args.stock else str(preset.options.get("el_attention", "auto"))
 
 
 def main(args: argparse.Namespace) -> None:

@@ -11,20 +11,20 @@ from fairseq_el.resources import TREE
 
 
 class CommandFailed(Exception):
-    """A fairseq command failed; the message holds the command and the end of what it said."""
+    """A fairseq command failed. The message has the command and the end of its output."""
 
 
 def fairseq(arguments: list[str | Path], log: Path, on_line: Callable[[str], None]) -> None:
-    """Run a fairseq command, hand its lines to `on_line` and keep them all in `log`.
+    """Runs a fairseq command, passes its lines to `on_line` and writes them all to `log`.
 
-    fairseq prints hydra's deprecation warnings and debug lines by the screenful; they end up in the
-    log. When the command fails, they are needed and shown.
+    fairseq prints many of hydra's deprecation warnings and debug lines; they only go to the log. If the command fails,
+    the end of the log is part of the error.
     """
     command = [str(Path(sys.executable).with_name(str(arguments[0]))), *map(str, arguments[1:])]
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(filter(None, [str(TREE), os.environ.get("PYTHONPATH")])),
-        "PYTHONUNBUFFERED": "1",  # lines arrive as they are written: progress
+        "PYTHONUNBUFFERED": "1",  # for progress, lines must arrive as they are written
         "PYTHONUTF8": "1",
         "PYTHONWARNINGS": "ignore",
         "LOGLEVEL": "INFO",  # the speed is logged at this level
@@ -50,7 +50,7 @@ def fairseq(arguments: list[str | Path], log: Path, on_line: Callable[[str], Non
         last_lines = "\n".join(line[:400] for line in log.read_text(encoding="utf-8").splitlines()[-20:])
         raise CommandFailed(
             f"{last_lines}\n\nThis command failed with status {process.returncode}"
-            f" (all it said: {log}):\n  {shlex.join(command)}"
+            f" (all output: {log}):\n  {shlex.join(command)}"
         )
 
 

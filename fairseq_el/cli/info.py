@@ -15,6 +15,7 @@ import torch
 from fairseq_el import __version__
 from fairseq_el.cli import engine_info
 from fairseq_el.cli.fairseq_command import human_size
+from fairseq_el.plugin import threads
 from fairseq_el.text.rouge import available_cores
 
 FEATURES = {
@@ -104,20 +105,10 @@ def memory_bytes() -> dict[str, int]:
 
 
 def free_cores(seconds: float = 0.3) -> float | None:
-    """How many cores of the machine are idle while this process waits; None where the system does not say."""
-    before = cpu_ticks()
+    """How many cores are idle while this process waits; None where the system does not say."""
+    before = threads.CpuTime.now()
     time.sleep(seconds)
-    after = cpu_ticks()
-    if not before or sum(after) == sum(before):
-        return None
-    passed = [end - start for start, end in zip(before, after)]
-    return (os.cpu_count() or 1) * (passed[3] + passed[4]) / sum(passed)  # idle, and waiting for a disk
-
-
-def cpu_ticks() -> list[int]:
-    """Ticks of all cores: user, nice, system, idle, iowait, irq, softirq, steal."""
-    first = read_system_file("/proc/stat").partition("\n")[0].split()
-    return [int(word) for word in first[1:9]]
+    return threads.free_cores(before)
 
 
 def read_system_file(path: str) -> str:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from fairseq_el.errors import UserError
-from fairseq_el.jobs.journal import WholeFile, check_folder, differences
+from fairseq_el.jobs.atomic_file import AtomicFile, check_writable
+from fairseq_el.jobs.journal import differences
 from fairseq_el.jobs.shards import Part
 
 NAMED = 10  # shards that a message lists
@@ -19,7 +20,7 @@ NAMED = 10  # shards that a message lists
 
 def outputs_of(paths: Iterable[Path]) -> list[Path]:
     """Each output once, also where its record or journal is named."""
-    outputs = {path.with_suffix("") if path.suffix in (".shard", ".journal") else path for path in paths}
+    outputs = {path.with_suffix("") if path.suffix in (".job", ".journal") else path for path in paths}
     return sorted(outputs)
 
 
@@ -98,12 +99,12 @@ def main(args: argparse.Namespace) -> None:
     outputs = outputs_of(args.parts)
     if args.output in outputs:
         raise UserError(f"--output {args.output} is a shard: give another name")
-    check_folder(args.output, sum(output.stat().st_size for output in outputs if output.is_file()))
+    check_writable(args.output, sum(output.stat().st_size for output in outputs if output.is_file()))
     if args.output.exists() and not args.overwrite:
         raise UserError(f"{args.output} exists: give another --output, or replace it with --overwrite")
     parts = [read_part(output) for output in outputs]
     check_together(parts)
-    with WholeFile(args.output) as whole:
+    with AtomicFile(args.output) as whole:
         merge(parts, whole.file)
     skipped = sum(part.skipped for part in parts)
     print(

@@ -20,7 +20,7 @@ from fairseq.data.encoders.gpt2_bpe_utils import Encoder, get_encoder
 from tqdm import tqdm
 
 from fairseq_el.errors import UserError
-from fairseq_el.jobs.journal import WholeFile
+from fairseq_el.jobs.atomic_file import AtomicFile
 from fairseq_el.text.rouge import available_cores
 from fairseq_el.text.sentences import one_line, read_lines, split_sentences
 
@@ -195,7 +195,7 @@ def import_pyarrow():
         import pyarrow.parquet
     except ImportError as error:
         raise UserError(
-            "parquet and arrow files need the package pyarrow: pip install pyarrow==26.0.1"
+            "parquet and arrow files need the package pyarrow: pip install pyarrow"
         ) from error
     return pyarrow
 
@@ -222,7 +222,7 @@ def write_text(pairs: Iterable[Pair], prefix: Path, with_sentences: bool) -> int
     with contextlib.ExitStack() as stack:
 
         def create(side: str) -> BinaryIO:
-            return stack.enter_context(WholeFile(prefix.with_suffix(f".{side}"))).file
+            return stack.enter_context(AtomicFile(prefix.with_suffix(f".{side}"))).file
 
         source, target = create("source"), create("target")
         references = create("references") if with_sentences else None
@@ -275,7 +275,7 @@ def encode_file(pool: Pool, bpe: Path, text: Path, encoded: Path, total: int) ->
     """Encodes a file in all processes; line by line the output belongs to the input."""
     encoded.parent.mkdir(parents=True, exist_ok=True)
     with (
-        WholeFile(encoded) as whole,
+        AtomicFile(encoded) as whole,
         tqdm(total=total, desc=f"encoding {text.name}", unit=" lines", mininterval=1) as bar,
     ):
         groups = in_groups(read_lines(text), LINES_PER_CALL)
@@ -314,7 +314,7 @@ def binarise(output: Path, dictionary: Path, counts: dict[str, int]) -> None:
         failed = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT).returncode != 0
     if failed:
         last = log.read_text(errors="replace").strip().splitlines()[-1:] or ["it said nothing"]
-        raise UserError(f"fairseq-preprocess failed: {last[0]} (all it said: {log})")
+        raise UserError(f"fairseq-preprocess failed: {last[0]} (all output: {log})")
     if whole.exists():
         shutil.rmtree(whole)
     growing.rename(whole)

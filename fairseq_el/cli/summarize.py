@@ -2,9 +2,7 @@
 
 import argparse
 import contextlib
-import hashlib
 import importlib
-import json
 import logging
 import os
 import sys
@@ -12,18 +10,24 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
 from tqdm import tqdm
 
 from fairseq_el.cli import score
 from fairseq_el.errors import UserError, explain
 from fairseq_el.jobs import presets
-from fairseq_el.jobs.inputs import Item, Texts
-from fairseq_el.jobs.journal import Journal, WholeFile, check_folder, check_same_job
+from fairseq_el.jobs.atomic_file import check_writable
+from fairseq_el.jobs.default_preset import default_preset
+from fairseq_el.jobs.inputs import Texts
+from fairseq_el.jobs.journal import Journal, check_same_job
 from fairseq_el.jobs.model_files import ModelFiles
+from fairseq_el.jobs.output import Output, added_fields
 from fairseq_el.jobs.presets import Preset
 from fairseq_el.jobs.run import Engine, Finished, OneProcess, Run
+from fairseq_el.jobs.search_checks import check_options
 from fairseq_el.jobs.shards import Part, Shard
-from fairseq_el.jobs.summarizer import Summarizer, one_by_one
+from fairseq_el.jobs.summarizer import Summarizer
+from fairseq_el.plugin import threads
 from fairseq_el.text import rouge
 
 LEAST_SUMMARY = 20  # bytes
@@ -32,83 +36,35 @@ BAR = (
 )
 
 
-# ---- writing
-
-
-class Output:
-    """The file of summaries, or standard output."""
-
-    def __init__(self, place: str, is_json: bool, summary_field: str):
-        self.whole = None if place == "-" else WholeFile(Path(place))
-        self.is_json = is_json
-        self.summary_field = summary_field
-        self.file = sys.stdout.buffer if self.whole is None else self.whole.file
-        self.digest = hashlib.sha256()
-
-    def write(self, item: Item, summary: str) -> None:
-        line = as_json(item.record | {self.summary_field: summary}) if self.is_json else summary
-        encoded = line.encode("utf-8") + b"\n"
-        self.file.write(encoded)
-        self.digest.update(encoded)
-        if self.whole is None:
-            self.file.flush()
-
-    def form(self) -> str:
-        return f"jsonl {self.summary_field}" if self.is_json else "text"
-
-    def finish(self) -> None:
-        if self.whole is not None:
-            self.whole.finish()
-
-    def close(self) -> None:
-        """What is unfinished goes: the journal has it."""
-        if self.whole is not None:
-            self.whole.discard()
-
-
-def as_json(record: dict[str, Any]) -> str:
-    line = json.dumps(record, ensure_ascii=False)
-    try:
-        line.encode("utf-8")
-    except UnicodeEncodeError:  # half a character, which JSON can name and UTF-8 can't
-        line = json.dumps(record)
-    return line
-
-
-# ---- the command
-
-
 def run(args: argparse.Namespace) -> None:
-    if args.engine == "ray":  # before hours of reading
-        cluster = importlib.import_module("fairseq_el.jobs.ray_engine")
-        if args.ray_address:
-            cluster.check_address(args.ray_address)
-    preset = presets.load(args.preset, args.search).changed(**args.changes)
-    if args.deterministic:
-        preset = one_by_one(preset)
+    if args.engine == "ray" and args.ray_address:  # before hours of reading
+        importlib.import_module("fairseq_el.jobs.ray_cluster").check_address(args.ray_address)
+    elif args.engine == "ray":
+        importlib.import_module("fairseq_el.jobs.ray_engine")
+    if args.threads:
+        torch.set_num_threads(args.threads)
     files = ModelFiles.find(args.model, args.bpe_dir)
+    preset = preset_of(args, files)
+    check_options(preset.options, preset.name)
     json_out = is_json(args.output) if args.output != "-" else is_json(args.input, args.format)
-    texts = Texts(
-        args.input,
-        is_json(args.input, args.format),
-        args.text_field,
-        args.summary_field if json_out else None,
-    )
+    new_fields = added_fields(args.summary_field) if json_out else ()
+    texts = Texts(args.input, is_json(args.input, args.format), args.text_field, new_fields)
     references = read_references(args.reference, texts) if args.reference else []
-    job = {} if args.output == "-" else job_of(args, preset, files, texts)
+    form = f"jsonl {args.summary_field}" if json_out else "text"
+    job = {} if args.output == "-" else job_of(args, preset, files, texts) | {"form of output": form}
     if args.resume and is_complete(args, job):
         return print(f"{args.output} is complete: nothing to resume", file=sys.stderr)
     with contextlib.ExitStack() as stack:
         journal = None
         if args.output != "-":
-            check_folder(Path(args.output), least_output(texts, json_out))
+            check_writable(Path(args.output), least_output(texts, json_out))
             check_free(args)
             journal = Journal(journal_path(args.output), job, args.resume, args.overwrite)
             stack.callback(journal.close)
-        output = Output(args.output, json_out, args.summary_field)
+        output = Output(args.output, json_out, args.summary_field, preset.options.get("nbest", 1))
         stack.callback(output.close)
         summaries, skipped = summarize(args, preset, texts, journal, output, keep=bool(references))
-        if args.shard:
+        if journal:
             part_of(args, job, texts, output, skipped).write()
         output.finish()
         if journal:
@@ -117,8 +73,17 @@ def run(args: argparse.Namespace) -> None:
         report(preset, references, summaries, sys.stderr if args.output == "-" else sys.stdout)
 
 
-def is_json(place: str, chosen: str | None = None) -> bool:
-    return chosen == "jsonl" if chosen else Path(place).suffix in (".jsonl", ".json", ".ndjson")
+def preset_of(args: argparse.Namespace, files: ModelFiles) -> Preset:
+    name = args.preset or default_preset(files)
+    if not args.preset and name != "demo":
+        print(f"summarize: using the preset {name}; another can be named with --preset", file=sys.stderr)
+    nbest = {"nbest": args.nbest} if args.nbest > 1 else {}
+    preset = presets.load(name, args.search).changed(**args.changes, **nbest)
+    return preset.deterministic() if args.deterministic else preset
+
+
+def is_json(file: str, chosen: str | None = None) -> bool:
+    return chosen == "jsonl" if chosen else Path(file).suffix in (".jsonl", ".json", ".ndjson")
 
 
 def journal_path(output: str) -> Path:
@@ -126,18 +91,24 @@ def journal_path(output: str) -> Path:
 
 
 def is_complete(args: argparse.Namespace, job: dict[str, Any]) -> bool:
+    """True if the output is the finished one of this job; raises a `UserError` if it is another's."""
     output = Path(args.output)
     if journal_path(args.output).exists() or not output.exists():
         return False
-    if args.shard:
-        part = Part.read(output)
-        check_same_job(Part.record_of(output), part.job | {"shard": str(part.shard)}, job)
+    part = Part.find(output)
+    if part is None:
+        raise UserError(
+            f"{output} exists without a journal and without {Part.record_of(output).name}, so --resume can't tell "
+            "which job it is of: give another --output, or replace it with --overwrite"
+        )
+    check_same_job(output, part.job | {"shard": str(part.shard)}, job)
+    part.check_unchanged()
     return True
 
 
 def least_output(texts: Texts, json_out: bool) -> int:
-    """Bytes, in the journal and in the output: a summary is seldom shorter, and an object comes out with its text,
-    of which escapes may have been up to half."""
+    """A lower bound of the output in bytes. An object is written with its text, which may shrink to half without its
+    escapes."""
     again = texts.size // 2 if json_out and texts.is_json else 0
     return again + LEAST_SUMMARY * texts.count
 
@@ -148,7 +119,7 @@ def check_free(args: argparse.Namespace) -> None:
 
 
 def job_of(args: argparse.Namespace, preset: Preset, files: ModelFiles, texts: Texts) -> dict[str, Any]:
-    """What must not change between the parts of an interrupted run."""
+    """What must not change when a run is resumed."""
     options = {name: str(value) for name, value in preset.options.items()}
     ours = {"fp16": args.fp16, "stock": args.stock, "seed": args.seed, "window": args.window}
     reading = {"json": texts.is_json, "fields": list(texts.fields)}
@@ -163,12 +134,10 @@ def job_of(args: argparse.Namespace, preset: Preset, files: ModelFiles, texts: T
 def part_of(
     args: argparse.Namespace, job: dict[str, Any], texts: Texts, output: Output, skipped: int
 ) -> Part:
-    """What `fairseq-el merge` has to know of a shard that is done."""
+    """The record of a finished output, for --resume and `fairseq-el merge`."""
     common = {name: value for name, value in job.items() if name != "shard"}
-    return Part(
-        Path(args.output), args.shard, common | {"form of output": output.form()}, texts.count, args.window,
-        skipped, output.digest.hexdigest(),
-    )  # fmt: skip
+    digest = output.digest.hexdigest()
+    return Part(Path(args.output), args.shard or Shard(), common, texts.count, args.window, skipped, digest)
 
 
 def summarize(
@@ -179,14 +148,14 @@ def summarize(
     output: Output,
     keep: bool,
 ) -> tuple[list[str], int]:
-    """Writes all summaries; returns them if they are to be kept, and how many texts were skipped."""
+    """Writes all summaries; returns them if `keep`, and how many texts were skipped."""
     kept = []
     shard = args.shard or Shard()
     count = shard.share(texts.count, args.window)
     if texts.count and not count:
         logging.warning(
             f"shard {shard} has nothing to do: {texts.count:,} texts are fewer windows of {args.window:,} than "
-            "there are shards; a smaller --window, the same for all shards, shares them out"
+            "there are shards; use a smaller --window, the same for all shards"
         )
     with tqdm(total=count, unit=" sentences", bar_format=BAR, smoothing=0, mininterval=0.5) as bar:
         bar.set_postfix_str("loading")
@@ -195,15 +164,17 @@ def summarize(
             bar.set_postfix_str("", refresh=False)
             bar.reset()
             work = Run(engine, journal, finished, bar, args.on_error)
-            for item, summary in work.over(texts, args.window, shard):
-                output.write(item, summary)
+            for item, candidates in work.over(texts, args.window, shard):
+                output.write(item, candidates)
                 if keep:
-                    kept.append(summary)
-    if work.cut:
-        logging.warning(engine.reader.describe_cut(work.cut, count))
-    if work.skipped:
-        logging.warning(f"{work.skipped:,} of {count:,} texts were skipped because of errors: no summary of them")
-    return kept, work.skipped
+                    kept.append(candidates[0].summary if candidates else "")
+    if work.counts["cut"]:
+        logging.warning(engine.batcher.describe_cut(work.counts["cut"], count))
+    if work.counts["unknown"]:
+        logging.warning(engine.batcher.describe_unknown(work.counts["unknown"], count))
+    if skipped := work.counts["skipped"]:
+        logging.warning(f"{skipped:,} of {count:,} texts were skipped because of errors: no summary of them")
+    return kept, work.counts["skipped"]
 
 
 @contextlib.contextmanager
@@ -215,7 +186,12 @@ def open_engine(
         "deterministic": args.deterministic,
     }  # fmt: skip
     if args.engine != "ray":
-        yield OneProcess(Summarizer.load(args.model, preset, bpe=args.bpe_dir, **options), args.window)
+        before = threads.CpuTime.now()
+        summarizer = Summarizer.load(args.model, preset, bpe_dir=args.bpe_dir, **options)
+        advice = threads.describe_crowding(torch.get_num_threads(), threads.free_cores(before))
+        if advice and not args.threads:
+            logging.warning(advice)
+        yield OneProcess(summarizer, args.window)
         return
     cluster = importlib.import_module("fairseq_el.jobs.ray_engine")
     files = ModelFiles.find(args.model, args.bpe_dir)
@@ -243,7 +219,7 @@ def report(preset: Preset, references: list[str], summaries: list[str], where: A
 
 
 def drop_standard_output() -> None:
-    """Where it can't be written, Python would try again at its end, and complain about that too."""
+    """If standard output can't be written, Python would flush it again at exit, and fail with a second message."""
     with contextlib.suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -255,7 +231,7 @@ def main(args: argparse.Namespace) -> None:
         args.shard = Shard.parse(args.shard) if args.shard else None
         run(args)
     except KeyboardInterrupt:
-        sys.exit("\nInterrupted" + (": go on with --resume." if journal_path(args.output).exists() else "."))
+        sys.exit("\nInterrupted" + (": continue with --resume." if journal_path(args.output).exists() else "."))
     except Exception as error:
         is_systems = isinstance(error, OSError)
         message = explain(error) or (str(getattr(error, "strerror", None) or error) if is_systems else None)
@@ -264,5 +240,5 @@ def main(args: argparse.Namespace) -> None:
         if is_systems and args.output == "-":
             drop_standard_output()
         kept = is_systems and journal_path(args.output).exists()
-        hint = "; what was finished is kept, go on with --resume" if kept else ""
+        hint = "; what was finished is kept, continue with --resume" if kept else ""
         sys.exit(f"summarize: error: {message}{hint}")

@@ -39,7 +39,6 @@ from fairseq_el.generation.state import DecodingState
 from fairseq_el.models.costs import largest_batch
 from fairseq_el.models.policy import AttentionPolicy
 
-
 Hypotheses = list[list[dict[str, Tensor]]]
 """Of each sentence, best first."""
 

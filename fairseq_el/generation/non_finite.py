@@ -1,6 +1,6 @@
-"""Notices NaN and infinity in what a model predicts, before a search makes a text of the rest.
+"""Detects NaN and infinity in a model's predictions.
 
-fairseq's search takes NaN for a probability of zero, and goes on with what is left.
+fairseq's search treats NaN as a probability of zero and continues with the other tokens.
 """
 
 import math
@@ -17,9 +17,9 @@ class NotFinite(UserError):
 
 
 def check_finite(numbers: Tensor) -> None:
-    """numbers: one for each row of logits, such as its logsumexp: with NaN or infinity in a row, so is that.
+    """numbers: one per row of logits that is NaN or infinite if a logit is, such as the logsumexp.
 
-    One sum over few numbers a step; that sums of large numbers overflow is only looked into when it happens.
+    Costs one small sum per step. The sum of large finite numbers may overflow, hence the second check.
     """
     if not math.isfinite(numbers.sum().item()) and not torch.isfinite(numbers).all():
         raise NotFinite(
@@ -28,7 +28,7 @@ def check_finite(numbers: Tensor) -> None:
 
 
 class FiniteEnsemble(EnsembleModel):
-    """Stock fairseq's models, for its own generator."""
+    """Stock fairseq's ensemble with the check, for its own generator."""
 
     def forward_decoder(self, *args, **options):
         scores, attention = super().forward_decoder(*args, **options)

@@ -1,4 +1,4 @@
-"""Where the time and the memory of generation went (`--el-profile`)."""
+"""Time and memory of generation by stage (`--el-profile`)."""
 
 import sys
 import time
@@ -16,7 +16,7 @@ class Profile:
     """Seconds and peak bytes of one generator. Coarse timing is always on; `watch` adds the decoder's parts."""
 
     def __init__(self) -> None:
-        self.seconds: dict[str, float] = Counter()  # type: ignore[assignment]  # whose type knows integers only
+        self.seconds: dict[str, float] = Counter()  # type: ignore[assignment]  # its type allows integers only
         self.sentences = 0
         self.tokens = 0
         self.peak_source_bytes = 0

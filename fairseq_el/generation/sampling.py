@@ -1,4 +1,4 @@
-"""Sampling that depends on the text alone, not on what else is in the batch."""
+"""Sampling that depends on the text only, not on the rest of the batch."""
 
 import hashlib
 import threading
@@ -8,12 +8,12 @@ from fairseq.data import Dictionary
 from fairseq.search import Sampling
 
 RANDOM_NUMBERS = threading.Lock()
-"""torch has one source of them for all threads."""
+"""Held while torch's random number generator, which all threads share, is seeded and used."""
 
 
 class TextSampling(Sampling):
-    """Sampling whose random numbers follow from the seed and the tokens so far, and so don't depend on what
-    else is in the batch: a prompt is continued alike at every call."""
+    """Sampling with random numbers that follow from the seed and the tokens so far: a prompt has the same continuation
+    at every call, in any batch."""
 
     def __init__(self, dictionary: Dictionary, stock: Sampling, seed: int):
         super().__init__(dictionary, stock.sampling_topk, stock.sampling_topp)

@@ -1,6 +1,6 @@
-"""The texts of a job: a file with a text a line, or a JSON object a line.
+"""The texts of a job: a file with one text, or one JSON object, per line.
 
-Any stretch of it can be read without what comes before, so that processes can share the work out.
+Any window of lines can be read without reading what precedes it, so that processes can share the work.
 """
 
 import hashlib
@@ -8,11 +8,12 @@ import itertools
 import json
 import math
 import os
+import shlex
 import shutil
 import sys
 import tempfile
 from array import array
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -22,36 +23,37 @@ from fairseq_el.errors import UserError
 from fairseq_el.jobs.shards import Shard
 
 TEXT_FIELDS = ("text", "article", "document")
-DEEPEST = 100  # that values of a JSON object may be nested
-LINES_PER_MARK = 256  # after so many lines the place in the file is noted
+MOST_NESTING = 100  # of values in a JSON object
+LINES_PER_MARK = 256  # the file offset is kept of every so many lines
 
 
 class Item(NamedTuple):
     text: str
-    record: dict[str, Any]  # what goes out again beside the summary
+    record: dict[str, Any]  # fields that the output repeats
 
 
 class Texts:
-    """The input, which is read once to find what is wrong with it, and again to be summarised."""
+    """The input. It is read once to find mistakes in it, and again window by window."""
 
-    def __init__(self, place: str, is_json: bool, text_field: str | None, new_field: str | None):
-        """text_field: None for the first of TEXT_FIELDS that is there; new_field: must not be there."""
-        self.name = "standard input" if place == "-" else place
-        self.path = Path(place).absolute()
+    def __init__(self, source: str, is_json: bool, text_field: str | None, new_fields: Collection[str] = ()):
+        """source: the name of a file, or `-`. text_field: None for the first of TEXT_FIELDS that an object has.
+        new_fields: what the output adds to objects, which must not have such fields."""
+        self.name = "standard input" if source == "-" else source
+        self.path = Path(source).absolute()
         self.is_json = is_json
         self.fields = (text_field,) if text_field else TEXT_FIELDS
-        self.new_field = new_field
-        self.file = seekable(sys.stdin.buffer if place == "-" else self.path.open("rb"))
+        self.new_fields = new_fields
+        self.file = seekable(sys.stdin.buffer if source == "-" else self.path.open("rb"))
         self.identity = identity_of(self.file)
-        self.marks = array("q")  # where in the file every LINES_PER_MARK-th line begins
+        self.marks = array("q")  # file offsets of every LINES_PER_MARK-th line
         self.digest, self.count = self._check()
 
     def __getstate__(self) -> dict[str, Any]:
-        """For another process, which is to `reopen` the file."""
+        """For another process, which has to `reopen` the file."""
         return vars(self) | {"file": None}
 
     def reopen(self) -> None:
-        """By its name; what it holds is taken for checked, if it is still the same file."""
+        """Opens the file by its name, and checks that it is the same, unchanged."""
         self.file = self.path.open("rb")
         if identity_of(self.file) != self.identity:
             raise UserError(f"{self.name} has changed since the run began: start again with --overwrite")
@@ -71,7 +73,7 @@ class Texts:
         return digest.hexdigest(), count
 
     def windows(self, size: int, shard: Shard) -> Iterator[tuple[int, list[Item]]]:
-        """Those that a shard takes, each with its number among all."""
+        """The windows of a shard, each with its number in the whole input."""
         for number in shard.windows(self.count, size):
             yield number, self.window(number, size)
 
@@ -85,11 +87,11 @@ class Texts:
         lines = itertools.islice(self.file, rest, rest + count)
         return [self._item(line, number) for number, line in enumerate(lines, start=first + 1)]
 
-    def describe(self, place: int) -> str:
-        """place: of a text, counted from 0."""
-        record = self._items(place, 1)[0].record
+    def describe(self, line: int) -> str:
+        """line: of a text, counted from 0."""
+        record = self._items(line, 1)[0].record
         given = f" (id {json.dumps(record['id'])[:80]})" if self.is_json and "id" in record else ""
-        return f"line {place + 1} of {self.name}{given}"
+        return f"line {line + 1} of {self.name}{given}"
 
     def _item(self, line: bytes, number: int) -> Item:
         try:
@@ -100,7 +102,7 @@ class Texts:
                 "example with iconv -f latin1 -t utf-8"
             ) from error
         if number == 1:
-            text = text.removeprefix("\ufeff")  # with which some editors begin a file
+            text = text.removeprefix("\ufeff")  # the byte-order mark of some editors
         if not self.is_json:
             return Item(text, {"id": number})
         return self._from_json(text, number) if text.strip() else Item("", {})
@@ -109,16 +111,19 @@ class Texts:
         where = f"line {number} of {self.name}"
         try:
             record = json.loads(line, parse_float=finite)
-            if line.count("[") + line.count("{") > DEEPEST and depth_of(record) > DEEPEST:
-                raise ValueError(f"its values are nested more than {DEEPEST} deep")  # and might not be written again
+            if line.count("[") + line.count("{") > MOST_NESTING and depth_of(record) > MOST_NESTING:
+                raise ValueError(f"its values are nested more than {MOST_NESTING} deep")  # writing it might fail
         except (ValueError, RecursionError) as error:
-            raise UserError(f"{where} is not JSON: write one object a line ({error})") from error
+            if number == 1 and line.lstrip().startswith("["):
+                raise UserError(self._is_array(where)) from error
+            raise UserError(f"{where} is not JSON: write one object per line ({error})") from error
+        if isinstance(record, list):
+            raise UserError(self._is_array(where))
         if not isinstance(record, dict):
-            raise UserError(f"{where} is not a JSON object: write one object a line")
-        if self.new_field in record:
+            raise UserError(f"{where} is not a JSON object: write one object per line")
+        if taken := next((field for field in self.new_fields if field in record), None):
             raise UserError(
-                f"{where} has a field {self.new_field!r} already: name another for summaries with "
-                "--summary-field"
+                f"{where} has a field {taken!r} already: give the new fields another name with --summary-field"
             )
         field = next((field for field in self.fields if field in record), None)
         if field is None or not isinstance(record[field], str):
@@ -130,8 +135,16 @@ class Texts:
         return Item(record[field], record)
 
 
+    def _is_array(self, where: str) -> str:
+        file = shlex.quote(self.name) if self.name != "standard input" else "array.json"
+        return (
+            f"{where} is not JSON lines but a JSON array: write one object per line, for example with "
+            f"jq -c '.[]' {file} > texts.jsonl"
+        )
+
+
 def finite(number: str) -> float:
-    """JSON has no infinity, which 1e999 would come out as."""
+    """A float of JSON, which has no infinity: Python would read 1e999 as such."""
     if math.isinf(value := float(number)):
         raise ValueError(f"{number[:20]} is too large a number")
     return value
@@ -147,7 +160,7 @@ def depth_of(record: dict[str, Any]) -> int:
 
 
 def seekable(file: BinaryIO) -> BinaryIO:
-    """What is piped in goes to a file first."""
+    """The file, or a temporary copy of what a pipe delivers."""
     if file.seekable():
         return file
     copy = tempfile.TemporaryFile()
@@ -156,6 +169,6 @@ def seekable(file: BinaryIO) -> BinaryIO:
 
 
 def identity_of(file: BinaryIO) -> tuple[int, int]:
-    """What another process sees of a file only if it is the same one, unchanged."""
+    """Size and time of change, which differ in another process if the file was changed."""
     facts = os.fstat(file.fileno())
     return facts.st_size, facts.st_mtime_ns

@@ -89,8 +89,8 @@ def load_model(
         (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task(
             [str(files.checkpoint)], task=task, state=state
         )
-    del state
-    gc.collect()  # fairseq leaves it in a cycle of references, and packing takes as much again
+        del state
+        gc.collect()  # fairseq leaves it in a cycle of references, and packing takes as much again
     if fp16:
         model.half()
     if on_gpu:

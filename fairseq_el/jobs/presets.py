@@ -61,6 +61,14 @@ class Preset:
         merged = _checked(self.options | {k: v for k, v in options.items() if v is not None}, self.name, options)
         return replace(self, options={k: v for k, v in merged.items() if options.get(k, v) is not None})
 
+    def deterministic(self) -> "Preset":
+        """The preset with settings under which the scores of a text depend on nothing but the text: batches of one,
+        and a form of attention that does not depend on measured speed."""
+        fixed: dict[str, Any] = {"batch_size": 1, "max_tokens": None}
+        if self.options.get("el_attention", "auto") == "auto":
+            fixed["el_attention"] = "never"
+        return self.changed(**fixed)
+
     def arguments(self) -> list[str]:
         """For the command line of `fairseq-generate`."""
         words: list[str] = []

@@ -1,16 +1,17 @@
-"""A job over many texts, batch by batch: what is still to do, in which order it comes out, what is kept of it.
+"""A job over many texts, batch by batch: what is missing, in which order results come out, what the journal keeps.
 
-An engine does the work: `OneProcess` here, or the processes of `ray_engine.py`. Batches are formed alike
-whichever it is, and whether or not the job was interrupted; so sums are those of an undisturbed run, to the last bit.
+An engine does the work: `OneProcess` here, or the processes of `ray_engine.py`. Both form the same batches, and so does
+a resumed job; so scores equal those of an undisturbed run.
 """
 
 import ctypes
-from collections.abc import Container, Iterator
+from collections import Counter
+from collections.abc import Container, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from tqdm import tqdm
 
-from fairseq_el.jobs.batching import Source, SourceReader
+from fairseq_el.jobs.batching import Batcher, Source
 from fairseq_el.jobs.inputs import Item, Texts
 from fairseq_el.jobs.journal import Journal, from_line
 from fairseq_el.jobs.shards import Shard
@@ -20,105 +21,122 @@ from fairseq_el.jobs.summarizer import Summarizer, report_problem
 
 
 class Work(NamedTuple):
-    """Texts of one batch that have no summary yet."""
+    """Texts of one batch that have no result yet."""
 
     lines: list[int]  # of the input, counted from 0
     sources: list[Source]
 
 
+class Candidate(NamedTuple):
+    """A summary and its score, as journals and Ray carry them."""
+
+    summary: str
+    score: float | None
+
+
 class Done(NamedTuple):
-    """What became of texts of one batch."""
+    """Results of texts of one batch."""
 
     lines: list[int]
-    summaries: list[str]
-    cut: int  # how many texts were too long
-    problem: str = ""  # why a text, then the only one, got "" instead of a summary
+    results: list[list[Candidate]]  # of each text, best first; none for a text with a problem
+    counts: Mapping[str, int] = {}  # of texts that were cut or are mostly unknown
+    problem: str = ""  # why a text, which is then the only one, has no result
+
+    @classmethod
+    def from_json(cls, lines: list[int], results: list[Any], counts: Mapping[str, int], problem: str = "") -> "Done":
+        return cls(lines, [[Candidate(*found) for found in candidates] for candidates in results], counts, problem)
 
 
-def work_in(window: list[Item], first: int, done: Container[int], reader: SourceReader) -> Iterator[Work]:
-    """What is missing. Of a batch that went through in parts, that is only the rest.
+def missing_work(window: list[Item], first: int, done: Container[int], batcher: Batcher) -> Iterator[Work]:
+    """The batches of a window, without the texts that are done.
 
-    first: the line that the window begins with; done: lines that have a summary.
+    first: the line that the window begins with; done: lines that have a result.
     """
-    if not any(item.text.strip() and first + place not in done for place, item in enumerate(window)):
+    if not any(item.text.strip() and first + index not in done for index, item in enumerate(window)):
         return
-    sources = [reader.encode(item.text) for item in window]
-    for batch in reader.batches(sources):
-        missing = [place for place in batch if first + place not in done]
+    sources = [batcher.encode(item.text) for item in window]
+    batcher.check_known(sources)
+    for batch in batcher.batches(sources):
+        missing = [index for index in batch if first + index not in done]
         if missing:
-            yield Work([first + place for place in missing], [sources[place] for place in missing])
+            yield Work([first + index for index in missing], [sources[index] for index in missing])
 
 
 def carry_out(work: Work, summarizer: Summarizer) -> Iterator[Done]:
-    for part in summarizer.outcomes(work.sources):
-        cut = sum(work.sources[place].is_cut for place in part.places)
-        yield Done([work.lines[place] for place in part.places], part.summaries, cut, part.problem)
+    for part in summarizer.outcomes(work.sources, summarizer.nbest):
+        sources = [work.sources[index] for index in part.indices]
+        counts = {
+            "cut": sum(source.is_cut for source in sources),
+            "unknown": sum(map(summarizer.batcher.is_mostly_unknown, sources)),
+        }
+        results = [[Candidate(found.summary, found.score) for found in hypotheses] for hypotheses in part.hypotheses]
+        yield Done([work.lines[index] for index in part.indices], results, counts, part.problem)
 
 
 # ---- engines
 
 
 class Engine(Protocol):
-    reader: SourceReader
+    batcher: Batcher
 
     def parts(self, number: int, window: list[Item], done: Container[int]) -> Iterator[Done]:
-        """All that is missing in a window; what is finished of later windows may come along.
+        """All that is missing in a window; finished parts of later windows may be among them.
 
-        number: of the window, each asked for once and in order; done: lines that have a summary from before.
+        number: of the window; each is asked for once and in order; done: lines that have a result from before.
         """
         ...
 
 
 class OneProcess:
-    """The work is done here, when it is asked for."""
+    """Works in this process, when asked."""
 
     def __init__(self, summarizer: Summarizer, window_size: int):
-        self.reader: SourceReader = summarizer
+        self.batcher = summarizer.batcher
         self.summarizer = summarizer
         self.window_size = window_size
 
     def parts(self, number: int, window: list[Item], done: Container[int]) -> Iterator[Done]:
-        for work in work_in(window, number * self.window_size, done, self.reader):
+        for work in missing_work(window, number * self.window_size, done, self.batcher):
             yield from carry_out(work, self.summarizer)
 
 
-# ---- what is kept
+# ---- the journal
 
 
 class Finished:
-    """What an earlier run has left in the journal, window by window. Records may stand in any order there."""
+    """The records that an earlier run left in the journal, by window. They may be in any order there."""
 
     def __init__(self, journal: Journal | None, window_size: int):
         self.path = journal.path if journal else None
-        self.places: dict[int, list[int]] = {}  # in the file, of the records of a window
-        for place, record in journal.places() if journal else ():
-            self.places.setdefault(record["lines"][0] // window_size, []).append(place)
+        self.offsets: dict[int, list[int]] = {}  # in the file, of the records of each window
+        for offset, record in journal.offsets() if journal else ():
+            self.offsets.setdefault(record["lines"][0] // window_size, []).append(offset)
 
     def of(self, window: int) -> list[dict[str, Any]]:
-        if self.path is None or window not in self.places:
+        if self.path is None or window not in self.offsets:
             return []
         with self.path.open("rb") as file:
-            return [read_record(file, place) for place in self.places[window]]
+            return [read_record(file, offset) for offset in self.offsets[window]]
 
     def lines(self, window: int) -> set[int]:
         return {line for record in self.of(window) for line in record["lines"]}
 
 
-def read_record(file: Any, place: int) -> dict[str, Any]:
-    file.seek(place)
+def read_record(file: Any, offset: int) -> dict[str, Any]:
+    file.seek(offset)
     return from_line(file.readline())
 
 
 def return_freed_memory() -> None:
-    """To the system. Batches of ever new sizes leave gaps in the heap, for which glibc has no use and which it keeps: a
-    process would grow for hours. Once a window takes milliseconds."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # where there is none, there is another malloc
+    """Returns freed memory to the system. Batches of many sizes fragment glibc's heap, so that a process would grow for
+    hours. Once per window, which takes milliseconds."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # only glibc has it
     if trim is not None:
         trim(0)
 
 
 class Run:
-    """Summaries in the order of the texts, each batch of them recorded in the journal once it is done."""
+    """Yields results in the order of the texts, and records each batch in the journal once it is done."""
 
     def __init__(self, engine: Engine, journal: Journal | None, finished: Finished, bar: tqdm, on_error: str):
         self.engine = engine
@@ -126,42 +144,39 @@ class Run:
         self.finished = finished
         self.bar = bar
         self.on_error = on_error
-        self.cut = 0
-        self.skipped = 0
-        self.waiting: dict[int, str] = {}  # summaries by line, until their turn comes
+        self.counts: Counter[str] = Counter()  # of texts: cut, unknown, skipped
+        self.waiting: dict[int, list[Candidate]] = {}  # results by line, until their turn comes
 
-    def over(self, texts: Texts, window_size: int, shard: Shard) -> Iterator[tuple[Item, str]]:
+    def over(self, texts: Texts, window_size: int, shard: Shard) -> Iterator[tuple[Item, list[Candidate]]]:
         for number, window in texts.windows(window_size, shard):
             first = number * window_size
             done = self._from_journal(number)
-            self._pass_over(len(done) + sum(not item.text.strip() for item in window))
+            self._advance(len(done) + sum(not item.text.strip() for item in window))
             for part in self.engine.parts(number, window, done):
                 self._keep(part, texts)
-            for place, item in enumerate(window):
-                yield item, self.waiting.pop(first + place, "")
+            for index, item in enumerate(window):
+                yield item, self.waiting.pop(first + index, [])
             return_freed_memory()
 
     def _from_journal(self, window: int) -> set[int]:
-        """Takes over what is recorded of a window; returns its lines."""
+        """Takes the recorded results of a window; returns their lines."""
         lines: set[int] = set()
         for record in self.finished.of(window):
-            self._take(record["lines"], record["summaries"], record["cut"], record["skipped"])
+            self._take(Done.from_json(**record))
             lines.update(record["lines"])
         return lines
 
-    def _take(self, lines: list[int], summaries: list[str], cut: int, skipped: int) -> None:
-        self.waiting.update(zip(lines, summaries, strict=True))
-        self.cut += cut
-        self.skipped += skipped
+    def _take(self, part: Done) -> None:
+        self.waiting.update(zip(part.lines, part.results, strict=True))
+        self.counts.update(part.counts)
 
     def _keep(self, part: Done, texts: Texts) -> None:
         if part.problem:
             self._report(texts.describe(part.lines[0]), part.problem)
-        skipped = int(bool(part.problem))
+            part = part._replace(counts={**part.counts, "skipped": 1}, problem="")
         if self.journal:
-            record = {"lines": part.lines, "summaries": part.summaries, "cut": part.cut, "skipped": skipped}
-            self.journal.append(record)
-        self._take(part.lines, part.summaries, part.cut, skipped)
+            self.journal.append({"lines": part.lines, "results": part.results, "counts": part.counts})
+        self._take(part)
         self.bar.update(len(part.lines))
 
     def _report(self, where: str, problem: str) -> None:
@@ -169,7 +184,7 @@ class Run:
         kept = "what was finished is kept, " if self.journal else ""
         report_problem(where, problem, self.on_error, f"; {kept}leave it out with {resume}--on-error skip")
 
-    def _pass_over(self, count: int) -> None:
+    def _advance(self, count: int) -> None:
         """Counts texts as done without counting them as speed."""
         self.bar.initial += count
         self.bar.n += count

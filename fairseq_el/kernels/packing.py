@@ -63,7 +63,7 @@ def pack(model: BaseFairseqModel, choice: str = "auto") -> None:
     if any(counts.values()):
         logger.info(
             f"packed {counts[FP16]} linear layers in half precision "
-            f"({'as requested' if asked_for_half else 'exact for this checkpoint'}) and "
+            f"({'as asked' if asked_for_half else 'exact for this checkpoint'}) and "
             f"{counts[FP32] + counts[FP32_ROW_MAJOR]} in single"
         )
 

@@ -127,9 +127,9 @@ class ELAttention(MultiheadAttention):
         key_values, padding = None, Padding(key_padding_mask)
         if cache is not None:
             key_values, padding = cached_key_values(self, cache), cache.padding
-            need_weights &= cache.wants_weights
-            need_head_weights &= cache.wants_weights
-        needed = need_weights or need_head_weights
+            need_weights = need_weights and cache.wants_weights
+            need_head_weights = need_head_weights and cache.wants_weights
+        needed = bool(need_weights or need_head_weights)  # fairseq passes None, too
         if key_values is None:
             context, weights = self.attend_to_states(q, key.transpose(0, 1), padding, needed)
         else:

@@ -85,7 +85,7 @@ def has_el_form(model: BaseFairseqModel) -> bool:
     encoder-decoder attention in all layers or, in a language model, in none."""
     if isinstance(model, FairseqMultiModel):
         return all(map(has_el_form, model.models.values()))
-    decoder = getattr(model, "decoder", None)
+    decoder: Any = getattr(model, "decoder", None)
     if isinstance(model, FairseqNATModel) or not runs_as_stock(decoder):
         return False
     attends = [getattr(layer, "encoder_attn", None) is not None for layer in decoder.layers]

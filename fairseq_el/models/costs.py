@@ -8,6 +8,7 @@ import functools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -141,16 +142,15 @@ def measure_machine(device: torch.device, dtype: torch.dtype, beam: int = 4) -> 
     return Machine(flops, read, el_flops)
 
 
-def largest_batch(
+def bytes_per_sentence(
     shape: Shape,
     layers: int,
-    budget: int,
     output_length: int = 0,
     form: str = "always",
     copied: bool = False,
     layers_with_states: int = 1,
 ) -> int:
-    """Largest number of sentences whose state during generation fits a budget in bytes; 0 if not even one does.
+    """State of one sentence during generation.
 
     form: `always` (H alone) or `never` (H, and K and V of all layers). The state of the beams counts for
     `output_length` steps. A language model keeps states of its prompt in each of `layers_with_states`, not one H
@@ -158,5 +158,12 @@ def largest_batch(
     """
     one = Shape(1, shape.beam, shape.length, shape.heads, shape.width, shape.element_size)
     source = layers_with_states * one.kept_states() + (layers * one.kept_key_values(copied) if form == "never" else 0)
-    beams = 2 * layers * shape.beam * output_length * shape.width * shape.element_size
-    return budget // (source + beams)
+    return source + 2 * layers * shape.beam * output_length * shape.width * shape.element_size
+
+
+def largest_batch(shape: Shape, layers: int, budget: int, output_length: int = 0, **options: Any) -> int:
+    """Largest number of sentences whose state fits a budget in bytes; 0 if not even one does.
+
+    options: of `bytes_per_sentence`.
+    """
+    return budget // bytes_per_sentence(shape, layers, output_length, **options)

@@ -1,4 +1,4 @@
-"""Silences what fairseq's commands print about their own libraries and no user can act on."""
+"""Silences messages of fairseq's libraries that users can't act on."""
 
 import logging
 import os
@@ -10,8 +10,8 @@ from pathlib import Path
 
 
 def silence_library_notices() -> None:
-    """hydra's deprecations (fairseq was written for hydra 1.0), its debug lines, and memory pinning on
-    machines without an accelerator."""
+    """Ignores hydra's deprecation warnings (fairseq was written for hydra 1.0) and debug lines, and warnings about
+    pinned memory on machines without an accelerator."""
     warnings.filterwarnings("ignore", module=r"hydra(\.|$)")
     for begins in (
         r"\s*The version_base parameter is not specified",
@@ -27,7 +27,10 @@ def silence_library_notices() -> None:
 
 @contextmanager
 def no_import_notices() -> Iterator[None]:
-    """Without what fairseq logs while it is imported: which optional libraries it could also use."""
+    """Silences fairseq's log while it is imported, such as "Please install tensorboardX".
+
+    Where fairseq is imported before fairseq_el, it has printed these already.
+    """
     before = logging.root.manager.disable
     logging.disable(logging.INFO)
     try:
@@ -38,7 +41,7 @@ def no_import_notices() -> Iterator[None]:
 
 @contextmanager
 def stderr_in_file(path: Path) -> Iterator[None]:
-    """Also of what is not written by Python."""
+    """Redirects the standard error of this process to a file, also for code that is not Python."""
     sys.stderr.flush()
     before = os.dup(2)
     try:

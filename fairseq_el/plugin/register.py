@@ -3,21 +3,24 @@
 import functools
 
 from fairseq_el import errors, lazy_import
-from fairseq_el.plugin import log_filters
+from fairseq_el.plugin import log_filters, threads
 
 
 @functools.cache
 def register() -> None:
-    """Makes the plugin known to fairseq and torch. The second call does nothing.
+    """Registers the plugin with fairseq and torch. The second call does nothing.
 
-    - models: the architectures `el_transformer`, `el_bart` and `el_transformer_lm`, with a twin of each stock one
-    - tasks: `el_translation`, `el_language_modeling` and `stock_cache_meter`; the names of all stock tasks stand for
-      our subclasses of them, so that command lines stay as they are
+    - models: `el_transformer`, `el_bart` and `el_transformer_lm`, with an architecture for each stock one
+    - tasks: `el_translation`, `el_language_modeling` and `stock_cache_meter`; the names of all stock tasks now mean
+      our subclasses of them, so that command lines need no change
     - the scorer `rouge`
-    - torch's list of safe globals: the classes in released checkpoints
-    - numpy, logging, warnings and `sys.excepthook`: names that fairseq 0.12 needs, no notices about fairseq's own
-      libraries, and one-line errors in fairseq's commands
+    - the environment: GOMP_SPINCOUNT, unless it or OMP_WAIT_POLICY is set or torch was imported before
+    - torch's safe globals: adds the classes in released checkpoints
+    - numpy: restores names that fairseq 0.12 uses
+    - logging and warnings: ignores messages of fairseq's libraries that users can't act on
+    - `sys.excepthook`: prints errors of fairseq's commands in one line
     """
+    threads.limit_spinning()
     log_filters.silence_library_notices()
     with log_filters.no_import_notices():
         lazy_import.import_fairseq()
@@ -55,23 +58,36 @@ def _register_models() -> None:
 
 
 def _register_tasks() -> None:
-    from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY, register_task
+    from fairseq.tasks import register_task
 
-    from fairseq_el.plugin import options, stock_cache_meter, tasks
+    from fairseq_el.plugin import stock_cache_meter, tasks
 
     register_task("el_translation", dataclass=tasks.ELTranslationConfig)(tasks.ELTranslationTask)
     register_task("el_language_modeling", dataclass=tasks.ELLanguageModelingConfig)(tasks.ELLanguageModelingTask)
-    _stand_in_for("translation", tasks.ELTranslationTask, tasks.ELTranslationConfig)
-    _stand_in_for("language_modeling", tasks.ELLanguageModelingTask, tasks.ELLanguageModelingConfig)
-    for name, task in list(TASK_REGISTRY.items()):
-        if not issubclass(task, tasks.ELGeneration):
-            config = TASK_DATACLASS_REGISTRY.get(name)
-            _stand_in_for(name, tasks.el_task(task), options.el_config(config) if config else None)
+    _replace_task("translation", tasks.ELTranslationTask, tasks.ELTranslationConfig)
+    _replace_task("language_modeling", tasks.ELLanguageModelingTask, tasks.ELLanguageModelingConfig)
     register_task("stock_cache_meter", dataclass=stock_cache_meter.MeteredConfig)(stock_cache_meter.MeteredTask)
+    accelerate_tasks()
 
 
-def _stand_in_for(name: str, task: type, config: type | None) -> None:
-    """Lets a stock task's name stand for our subclass of it. The registries are fairseq's own; its classes stay."""
+def accelerate_tasks() -> None:
+    """Registers our subclass of each stock task under the stock name. fairseq's classes are not changed.
+
+    For tasks of other modules that are imported after `fairseq_el`, such as `translation_moe` in fairseq's examples,
+    call it again.
+    """
+    from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY
+
+    from fairseq_el.plugin import options, stock_cache_meter, tasks
+
+    for name, task in list(TASK_REGISTRY.items()):
+        if not issubclass(task, tasks.ELGeneration | stock_cache_meter.MeteredTask):
+            config = TASK_DATACLASS_REGISTRY.get(name)
+            _replace_task(name, tasks.el_task(task), options.el_config(config) if config else None)
+
+
+def _replace_task(name: str, task: type, config: type | None) -> None:
+    """Registers our subclass of a stock task under the stock name."""
     from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY
     from hydra.core.config_store import ConfigStore
 

@@ -23,6 +23,7 @@ from fairseq.sequence_scorer import SequenceScorer
 from fairseq.tasks import FairseqTask
 from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
+from fairseq.tasks.translation_from_pretrained_xlm import TranslationFromPretrainedXLMTask
 from omegaconf import OmegaConf
 from torch import Tensor
 
@@ -33,6 +34,12 @@ from fairseq_el.generation.generator import ELSequenceGenerator, ELSequenceGener
 from fairseq_el.generation.language import ELLanguageGenerator
 from fairseq_el.generation.non_finite import NotFinite
 from fairseq_el.models.conversion import has_el_form, is_accelerated, to_el_form
+from fairseq_el.plugin.compatibility import (
+    MaskedLMDictionaries,
+    add_missing_settings,
+    correct_sizes,
+    set_missing_args,
+)
 from fairseq_el.plugin.completeness import AllSentences
 from fairseq_el.plugin.options import ELOptions, PromptOptions, parse_bytes
 from fairseq_el.text.rouge import RougeValidation
@@ -59,6 +66,7 @@ class ELGeneration(AllSentences):
     def setup_task(cls, cfg, **kwargs):
         size = check_checkpoints(cfg)
         task = super().setup_task(cfg, **kwargs)
+        set_missing_args(task)
         task.checkpoint_size = size
         if size is not None:
             atexit.register(task.tally.print_report)
@@ -67,12 +75,14 @@ class ELGeneration(AllSentences):
     def build_model(self, cfg, from_checkpoint=False):
         if from_checkpoint:
             validation.check_settings(cfg, self.checkpoint_size)
+        add_missing_settings(cfg)
         build = functools.partial(super().build_model, cfg, from_checkpoint)
         if from_checkpoint and self.meta_init_dtype is not None:
             model = build_on_meta(build, self.meta_init_dtype)
             model = model if has_el_form(model) else build()  # others are not packed
         else:
             model = build()
+        correct_sizes(model)
         return to_el_form(model) if has_el_form(model) else model
 
     def build_generator(
@@ -234,7 +244,11 @@ def check_checkpoints(cfg) -> int | None:
 @functools.cache
 def el_task(stock: type[FairseqTask]) -> type[FairseqTask]:
     """The stock task's subclass that generates with EL-attention."""
-    mixins = (RougeValidation, ELGeneration) if issubclass(stock, TranslationTask) else (ELGeneration,)
+    mixins: list[type] = [ELGeneration]
+    if issubclass(stock, TranslationTask):
+        mixins.insert(0, RougeValidation)
+    if issubclass(stock, TranslationFromPretrainedXLMTask):
+        mixins.insert(0, MaskedLMDictionaries)
     return type(f"EL{stock.__name__}", (*mixins, stock), {"__doc__": f"{stock.__name__}, generating with EL-attention."})
 
 
@@ -274,4 +288,5 @@ class ELLanguageModelingTask(ELGeneration, LanguageModelingTask):
 def generate_with_el(task: FairseqTask) -> None:
     """Makes one task object, in place, build `ELSequenceGenerator`s from now on."""
     if not isinstance(task, ELGeneration):
-        task.__class__ = el_task(type(task))
+        stock: type[FairseqTask] = type(task)
+        task.__class__ = el_task(stock)  # type: ignore[arg-type]

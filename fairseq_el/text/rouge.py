@@ -1,8 +1,7 @@
 """`--scoring rouge`: ROUGE at the end of `fairseq-generate`, on text, with the package rouge-score.
 
-What is scored is what fairseq hands a scorer: the target and the best hypothesis, both decoded by `--bpe`,
-`--tokenizer` and `--post-process`, in no order and without their numbers. Scores are F-measures in per cent
-with Porter's stemmer, averaged over the pairs.
+fairseq gives a scorer the target and the best hypothesis of each sentence, decoded by `--bpe`, `--tokenizer` and
+`--post-process`, in any order. Scores are F-measures in per cent with Porter's stemmer, averaged over the pairs.
 """
 
 import functools
@@ -29,15 +28,15 @@ from fairseq_el.errors import UserError
 from fairseq_el.text.sentences import split_sentences
 
 KINDS = {"rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L", "rougeLsum": "ROUGE-Lsum"}
-PAIRS_PER_CALL = 250  # what a process scores in less than a second
+PAIRS_PER_CALL = 250  # a process scores them in less than a second
 RESAMPLES = 1000  # as ROUGE-1.5.5 does for its intervals
 
 
 def rouge(references: Sequence[str], summaries: Sequence[str], lsum: bool = False) -> dict[str, np.ndarray]:
     """F-measures of each pair in per cent, by name: ROUGE-1, ROUGE-2 and ROUGE-L, or ROUGE-Lsum for `lsum`.
 
-    ROUGE-L takes a text as one sequence of words. ROUGE-Lsum compares sentence by sentence: the lines of a
-    text that has several, else the sentences `split_sentences` finds. Large sets use all cores.
+    ROUGE-L compares whole texts. ROUGE-Lsum compares sentence by sentence: the lines of a text that has several, else
+    the result of `split_sentences`. Large sets use all cores.
     """
     if len(references) != len(summaries) or not references:
         raise UserError(
@@ -45,7 +44,7 @@ def rouge(references: Sequence[str], summaries: Sequence[str], lsum: bool = Fals
             "ROUGE needs one summary for each reference, and at least one"
         )
     kinds = ("rouge1", "rouge2", "rougeLsum" if lsum else "rougeL")
-    _rouge_score()  # if it is missing, this process says so and not all others
+    _rouge_score()  # if it is missing, report it once, before starting processes
     pairs = list(zip(references, summaries, strict=True))
     calls = [pairs[i : i + PAIRS_PER_CALL] for i in range(0, len(pairs), PAIRS_PER_CALL)]
     scored = map_over_cores(functools.partial(_score_pairs, kinds), calls)
@@ -70,7 +69,7 @@ def _rouge_score():
     try:
         from rouge_score.rouge_scorer import RougeScorer
     except ImportError as error:
-        raise UserError("ROUGE needs the package rouge-score: pip install rouge-score==0.1.2") from error
+        raise UserError("ROUGE needs the package rouge-score: pip install rouge-score") from error
     return RougeScorer
 
 
@@ -80,10 +79,10 @@ def _scorer(kinds: tuple[str, ...]):
 
 
 class CachingTokenizer:
-    """rouge-score's own tokens, from its own functions, without stemming or splitting the same thing again.
+    """rouge-score's tokenizer with caches of stems and lines.
 
-    Stemming would be half of all time, and ROUGE-Lsum asks for a text as a whole and by line. A token never
-    goes beyond a line, so the tokens of a text are those of its lines.
+    Stemming would take half of the time, and ROUGE-Lsum tokenises each text twice, whole and by line. Tokens never
+    cross a line, so the tokens of a text are those of its lines.
     """
 
     def __init__(self) -> None:
@@ -102,12 +101,12 @@ def available_cores() -> int:
 
 
 def map_over_cores(function: Callable, calls: list) -> list:
-    """The results of a plain-Python function for each call, from as many processes as there are cores."""
+    """Applies a plain-Python function to each call, in as many processes as there are cores."""
     processes = min(available_cores(), len(calls))
     if processes == 1:
         return [function(call) for call in calls]
-    # Forking costs nothing; other ways to start a process would import torch in each, for seconds. Python
-    # warns of it where there are threads. These are torch's, and the function uses nothing of torch.
+    # Other start methods would import torch in each process, which takes seconds. Python warns of forking a process
+    # with threads; here these are torch's, and the function does not use torch.
     method = "fork" if "fork" in multiprocessing.get_all_start_methods() else None
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*multi-threaded, use of fork", DeprecationWarning)
@@ -116,7 +115,7 @@ def map_over_cores(function: Callable, calls: list) -> list:
 
 
 def bootstrap_interval(scores: np.ndarray) -> tuple[float, float]:
-    """The 95% confidence interval of the mean, from means of resampled sets. The same at every call."""
+    """The 95% confidence interval of the mean, by bootstrap resampling with a fixed seed."""
     random = np.random.default_rng(1)
     means = [scores[random.integers(len(scores), size=len(scores))].mean() for _ in range(RESAMPLES)]
     low, high = np.percentile(means, [2.5, 97.5])
@@ -146,7 +145,7 @@ class RougeConfig(FairseqDataclass):
     )
     rouge_bootstrap: bool = field(
         default=False,
-        metadata={"help": f"add confidence intervals of 95 per cent, from {RESAMPLES} resamples"},
+        metadata={"help": f"add 95 per cent confidence intervals, from {RESAMPLES} bootstrap resamples"},
     )
 
 
@@ -155,12 +154,11 @@ class RougeScorer(BaseScorer):
 
     def add_string(self, ref: str, pred: str) -> None:
         if not self.ref:
-            _rouge_score()  # if it is missing, say so before hours of generating and not after
+            _rouge_score()  # if it is missing, fail before hours of generation and not after
         if looks_encoded(ref) or looks_encoded(pred):
             raise UserError(
-                f"ROUGE needs text, but is given pieces such as {ref[:30]!r}: say how to decode them, with "
-                "--bpe gpt2 or --bpe sentencepiece and its files, or with --remove-bpe "
-                "(--eval-bleu-remove-bpe)"
+                f"ROUGE needs text, but gets pieces such as {ref[:30]!r}: decode them with "
+                "--bpe gpt2 or --bpe sentencepiece and its files, or with --remove-bpe (--eval-bleu-remove-bpe)"
             )
         super().add_string(ref, pred)
 
@@ -175,7 +173,7 @@ class RougeScorer(BaseScorer):
 
 
 def looks_encoded(text: str) -> bool:
-    """True for pieces of SentencePiece (▁), of subword-nmt (@@), and numbers of GPT-2's encoding."""
+    """True for pieces of SentencePiece (▁) or subword-nmt (@@), and ids of GPT-2's encoding."""
     if re.search(r"(?:^|\s)▁|@@(?:\s|$)", text):
         return True
     words = text.split()
@@ -183,10 +181,10 @@ def looks_encoded(text: str) -> bool:
 
 
 class RougeValidation:
-    """Makes a translation task report ROUGE when it validates, in `fairseq-validate` and `fairseq-train`.
+    """Adds ROUGE to the validation of a translation task, in `fairseq-validate` and `fairseq-train`.
 
-    Neither uses scorers, but both generate and score with BLEU for `--eval-bleu`. With `"rouge": true` in
-    `--eval-bleu-args` the same hypotheses are scored with ROUGE too, as `rouge1`, `rouge2` and `rougeL`, or
+    Neither uses scorers, but with `--eval-bleu` both generate and compute BLEU. With `"rouge": true` in
+    `--eval-bleu-args` the same hypotheses are also scored with ROUGE, as `rouge1`, `rouge2` and `rougeL`, or
     `rougeLsum` with `"rouge_lsum": true`. `"bpe": "gpt2"` and its files decode GPT-2's encoding.
     """
 

@@ -1,5 +1,4 @@
-"""Lines of text files, and sentences in running English text: ROUGE-Lsum compares them one by one, and some
-summaries are the first few."""
+"""Reads lines of text files, and splits English text into sentences, for ROUGE-Lsum and for `keep_sentences`."""
 
 import re
 from collections.abc import Iterator
@@ -7,11 +6,11 @@ from pathlib import Path
 
 from fairseq_el.errors import UserError
 
-# A stop, the quotation marks and brackets that close with it, and the gap behind. In text with spaces between
-# all tokens, as some copies of CNN/DailyMail are, the closing marks ' and '' stand apart.
+# A stop, closing quotation marks and brackets, and the space after them. In text with spaces between all tokens, such
+# as some copies of CNN/DailyMail, there is a space before the closing marks ' and ''.
 STOP = re.compile(r"""(?P<stop>[.!?…]+)(?:["'”’)\]]|\s'{1,2}(?=\s))*(?P<gap>\s+)""")
 OPENING = "\"'`“‘([ "
-# Followed by a name or a number, so never the end of a sentence.
+# A name or a number follows, so these never end a sentence.
 TITLES = frozenset(
     "adm brig capt cmdr col cpl det dr fr ft gen gens gov govs hon insp lt maj messrs mr mrs ms mt mx no nos "
     "pres prof pvt rep reps rev sen sens sgt st supt v vs".split()
@@ -21,7 +20,7 @@ ABBREVIATIONS = frozenset(
     "al apr approx assn aug ave blvd bros cf co corp dec dept dist est etc feb fig inc jan jr jul jun ltd "
     "mar mfg nov oct ph plc rd sept sep sq sr univ".split()
 )
-# Words that tell a new sentence from a name after one of those.
+# Words that begin a sentence but seldom a name.
 OPENERS = frozenset(
     "a after all also although an and another any as at because before both but by despite during each "
     "even every few for from had has have he her here his how however i if in instead it its just last later "
@@ -33,11 +32,11 @@ OPENERS = frozenset(
 
 
 def split_sentences(text: str) -> list[str]:
-    """The sentences of a text, each on one line, without space around them.
+    """The sentences of a text, stripped.
 
-    A line break ends a sentence. Otherwise a sentence ends with a full stop, question or exclamation mark, if
-    a capital letter or a digit follows and what the mark belongs to is not a title (Mr., Lt.); after other
-    abbreviations, initials and acronyms only before a word that seldom is part of a name (The, He, But).
+    A line break ends a sentence. So does a full stop, question or exclamation mark before a capital letter or a digit,
+    unless it belongs to a title (Mr., Lt.). After other abbreviations, initials and acronyms the next word must be one
+    that seldom begins a name (The, He, But).
     """
     sentences = []
     for line in text.splitlines():
@@ -54,14 +53,14 @@ def _ends_sentence(before: str, after: str) -> bool:
     following = after.lstrip(OPENING)
     if not following or not (following[0].isupper() or following[0].isdigit()):
         return False
-    if not any(letter.isalpha() for letter in before):  # the number of an item in a list
+    if not any(letter.isalpha() for letter in before):  # the number of a list item
         return False
     word = before.split()[-1].lstrip(OPENING)
     if not word.endswith(".") or word.endswith(".."):
         return True
     word = word[:-1].lower().rsplit("-", 1)[-1]
     if word in TITLES:
-        # "No." is also a word of its own; it abbreviates "number" where a number follows.
+        # "No." abbreviates "number" only before a number.
         return word in ("no", "nos") and not following[0].isdigit()
     if word in ABBREVIATIONS or re.fullmatch(r"[a-z]|[a-z]+(\.[a-z]+)+", word):
         return re.split(r"\W", following, maxsplit=1)[0].lower() in OPENERS
@@ -69,12 +68,12 @@ def _ends_sentence(before: str, after: str) -> bool:
 
 
 def one_line(text: str) -> str:
-    """Line breaks of any kind become spaces: a carriage return in an article would make two lines of it."""
+    """The text with line breaks of any kind replaced by spaces."""
     return " ".join(part.strip() for part in text.splitlines() if part.strip())
 
 
 def read_lines(path: Path) -> Iterator[str]:
-    """The lines of a text file without their ends. A line that is not UTF-8 is named in a `UserError`."""
+    """Yields the lines of a text file without line ends. Raises a `UserError` for a line that is not UTF-8."""
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             try:

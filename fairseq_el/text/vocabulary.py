@@ -1,7 +1,6 @@
-"""Dictionaries and encodings as fairseq has them, from files that may be damaged.
+"""Loads fairseq's dictionaries and encodings, and checks their files.
 
-fairseq takes such files on trust: some damage ends in an exception at the first text that meets it, and some in
-pieces that the model was not trained on.
+fairseq does not check them: a damaged file fails later at some text, or gives pieces that the model was not trained on.
 """
 
 import json
@@ -16,18 +15,18 @@ from fairseq.data.encoders.sentencepiece_bpe import SentencepieceBPE, Sentencepi
 
 from fairseq_el.errors import UserError, not_a_dictionary
 
-MARK = b"\xef\xbb\xbf"  # of byte order, with which some editors begin a file
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # some editors write it at the start of a file
 
 
 def load_dictionary(path: Path) -> Dictionary:
     with path.open("rb") as file:
-        if file.read(len(MARK)) == MARK:
+        if file.read(len(BYTE_ORDER_MARK)) == BYTE_ORDER_MARK:
             raise UserError(f"{path} begins with a byte-order mark, which would be part of its first word: remove it")
     try:
         return Dictionary.load(str(path))
     except OSError:
         raise
-    except Exception as error:  # whatever fairseq makes of it, it has one cause
+    except Exception as error:  # fairseq raises many kinds, all for the same reason
         raise UserError(" ".join(not_a_dictionary(str(path), error).split())) from error
 
 
@@ -90,23 +89,23 @@ def load_sentencepiece(path: Path) -> SentencepieceBPE:
     try:
         return SentencepieceBPE(SentencepieceConfig(sentencepiece_model=str(path)))
     except (RuntimeError, OSError) as error:
-        raise UserError(f"{path} is not a whole model of SentencePiece: get it again ({error})") from error
+        raise UserError(f"{path} is not a complete SentencePiece model: get it again ({error})") from error
 
 
 def read_pieces(path: Path) -> dict[str, int]:
-    """The numbers of pieces, in which each of them stands for one piece."""
+    """The ids of pieces in encoder.json, which must be different for all."""
     try:
         pieces: Any = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not JSON: get it again ({error})") from error
     numbers = list(pieces.values()) if isinstance(pieces, dict) else [None]
     if not all(type(number) is int and number >= 0 for number in numbers) or len(set(numbers)) < len(numbers):
-        raise UserError(f"{path} is not a list of pieces, each with a number of its own: get it again")
+        raise UserError(f"{path} is not a table of pieces, each with its own id: get it again")
     return pieces
 
 
 def read_merges(path: Path) -> list[tuple[str, ...]]:
-    """As fairseq reads them, which goes by the ends of lines: the first says the version."""
+    """The merges in vocab.bpe, line by line as fairseq reads them. The first line has the version."""
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except UnicodeDecodeError as error:
@@ -114,27 +113,27 @@ def read_merges(path: Path) -> list[tuple[str, ...]]:
     merges = [tuple(line.split()) for line in lines[1:-1]]
     if not lines[0].startswith("#version") or lines[-1] or not all(len(merge) == 2 for merge in merges):
         raise UserError(
-            f"{path} is not a whole file of merges, with a #version in its first line and two pieces in each other: "
+            f"{path} is not a complete file of merges (#version in the first line, two pieces in each other line): "
             "get it again"
         )
     return merges
 
 
 def check_gpt2(pieces: dict[str, int], merges: Sequence[tuple[str, ...]], encoder: Path, vocab: Path) -> None:
-    """Raise a `UserError` unless each text can be encoded, all pieces can come up, and all can be decoded."""
+    """Raises a `UserError` unless every text can be encoded and decoded, and every piece can occur."""
     letters = set(bytes_to_unicode().values())
     merged = {"".join(merge) for merge in merges}
     if missing := (letters | merged) - pieces.keys():
         raise UserError(
-            f"{encoder} lacks {len(missing):,} pieces that {vocab.name} makes, such as {min(missing)[:20]!r}: get the "
-            "two files again that belong together"
+            f"{encoder} lacks {len(missing):,} pieces that {vocab.name} makes, such as {min(missing)[:20]!r}: get "
+            "both files again, from one source"
         )
-    # Words in brackets are for people's own use; GPT-2's <|endoftext|> is one.
+    # Users add special tokens in brackets; GPT-2's <|endoftext|> is one.
     own = {piece for piece in pieces if (piece[:1], piece[-1:]) in (("<", ">"), ("[", "]"))}
     if unmade := pieces.keys() - letters - merged - own:
         raise UserError(
-            f"{vocab} does not make {len(unmade):,} pieces of {encoder.name}, such as {min(unmade)[:20]!r}: get the "
-            "two files again that belong together"
+            f"{vocab} does not make {len(unmade):,} pieces of {encoder.name}, such as {min(unmade)[:20]!r}: get "
+            "both files again, from one source"
         )
     if strange := {piece for piece in pieces if not letters.issuperset(piece)}:
-        raise UserError(f"{encoder} has pieces that stand for no bytes, such as {min(strange)[:20]!r}: get it again")
+        raise UserError(f"{encoder} has pieces that encode no bytes, such as {min(strange)[:20]!r}: get it again")

@@ -1,6 +1,6 @@
 """The largest batch that fits a memory budget, weights included.
 
-The bytes cached for a sentence follow from `fairseq_el/models/policy.py`. The rest is measured: the process with its
+The bytes cached for a sentence follow from `fairseq_el/models/costs.py`. The rest is measured: the process with its
 weights, and the working memory of encoder and decoding steps.
 """
 

@@ -33,11 +33,12 @@ from bench.generator import Record
 from bench.protocol import Request
 from bench.systems import SystemKind
 from fairseq_el.jobs import presets, ray_engine
-from fairseq_el.jobs.batching import TOKENS_PER_BATCH, SourceReader
+from fairseq_el.jobs.batching import TOKENS_PER_BATCH, Batcher
 from fairseq_el.jobs.inputs import Item, Texts
 from fairseq_el.jobs.journal import Journal
 from fairseq_el.jobs.model_files import ModelFiles
-from fairseq_el.jobs.run import Done, Finished, Run, work_in
+from fairseq_el.jobs.output import Output
+from fairseq_el.jobs.run import Candidate, Done, Finished, Run, missing_work
 from fairseq_el.jobs.shards import Shard
 from fairseq_el.jobs.summarizer import Summarizer
 
@@ -130,20 +131,20 @@ def measure_team(settings: Settings, team: tuple[int, int], repeats: int, logs: 
 
 
 @functools.cache
-def demo_reader() -> SourceReader:
+def demo_batcher() -> Batcher:
     """The demo's encoding, for texts as long as BART-large reads."""
-    reader = Summarizer.load("demo", "demo").reader()
-    reader.longest_text = 1023
-    reader.preset = presets.load("demo", "beam").changed(max_tokens=TOKENS_PER_BATCH)
-    return reader
+    batcher = Summarizer.load("demo", "demo").batcher
+    batcher.longest_text = 1023
+    batcher.preset = presets.load("demo", "beam").changed(max_tokens=TOKENS_PER_BATCH)
+    return batcher
 
 
 def text_of(tokens: float) -> str:
     """So many tokens of the demo's texts."""
-    reader = demo_reader()
+    batcher = demo_batcher()
     words = (ROOT / "demo" / "test.source").read_text(encoding="utf-8").split()
-    pieces = reader.tokenizer.encode(" ".join(words[: round(tokens)]))  # a word has a piece at least
-    return reader.tokenizer.decode(pieces[: round(tokens)])
+    pieces = batcher.tokenizer.encode(" ".join(words[: round(tokens)]))  # a word has a piece at least
+    return batcher.tokenizer.decode(pieces[: round(tokens)])
 
 
 class Instant:
@@ -157,18 +158,16 @@ class Instant:
         first, end = number * WINDOW, number * WINDOW + len(window)
         for start in range(first, end, self.batch):
             lines = list(range(start, min(start + self.batch, end)))
-            yield Done(lines, [self.summary] * len(lines), 0)
+            yield Done(lines, [[Candidate(self.summary, 0.0)]] * len(lines))
 
 
 def measure_driver(settings: Settings, source: Path, summary: str) -> Record:
-    from fairseq_el.cli import summarize
-
     output = source.with_name("out.jsonl")
     started = time.perf_counter()
-    texts = Texts(str(source), True, None, "summary")
+    texts = Texts(str(source), True, None)
     checked = time.perf_counter()
     journal = Journal(Path(f"{output}.journal"), {}, overwrite=True)
-    written = summarize.Output(str(output), True, "summary")
+    written = Output(str(output), True)
     bar = tqdm(file=io.StringIO())
     run = Run(Instant(summary, settings.batch), journal, Finished(None, WINDOW), bar, "abort")
     for item, found in run.over(texts, WINDOW, Shard()):
@@ -183,8 +182,8 @@ def measure_driver(settings: Settings, source: Path, summary: str) -> Record:
 
 def measure_planner(source: Path) -> Record:
     """Its rows as they go to workers, so that the bytes of these are known too."""
-    texts, reader = Texts(str(source), True, None, "summary"), demo_reader()
-    planner = ray_engine.Planner(texts, reader, Finished(None, WINDOW), WINDOW)
+    texts, batcher = Texts(str(source), True, None), demo_batcher()
+    planner = ray_engine.Planner(texts, batcher, Finished(None, WINDOW), WINDOW)
     windows = min(texts.count // WINDOW, 2)
     numbers = ray_engine.pyarrow.table({"window": list(range(windows))})
     started = time.perf_counter()
@@ -202,23 +201,23 @@ class Idle:
 
     def __call__(self, batch):
         (row,) = ray_engine.rows_of(batch)
-        parts = [Done(row["lines"], [self.summary] * len(row["lines"]), 0)]
+        parts = [Done(row["lines"], [[Candidate(self.summary, 0.0)]] * len(row["lines"]))]
         return ray_engine.as_table({"window": row["window"], "missing": row["missing"], "parts": parts, "warnings": []})
 
 
 def measure_ray(settings: Settings, source: Path) -> Record:
     """Batches a second that pass through a local cluster, counted from the first to arrive to the last."""
-    texts = Texts(str(source), True, None, "summary")
-    reader = demo_reader()
+    texts = Texts(str(source), True, None)
+    batcher = demo_batcher()
     window = texts.window(0, WINDOW)
-    a_window = len(list(work_in(window, 0, (), reader)))
+    a_window = len(list(missing_work(window, 0, (), batcher)))
     texts.count = WINDOW * max(1, min(settings.articles // WINDOW, settings.ray_batches // a_window))
     files = ModelFiles.find("demo")
     job = ray_engine.Job(texts, WINDOW, Shard(), Finished(None, WINDOW), files, {"cpu": True}, worker=Idle)
     os.environ["PYTHONPATH"] = worker_environment()["PYTHONPATH"]
     with ray_engine.connected(None, 2):
         ray_engine.configure()
-        arrivals = [time.perf_counter() for _ in job.answers(reader, ray_engine.Pool(2, 1, 0))]
+        arrivals = [time.perf_counter() for _ in job.answers(batcher, ray_engine.Pool(2, 1, 0))]
     return {"kind": "ray", "batches": len(arrivals), "seconds": arrivals[-1] - arrivals[0]}
 
 

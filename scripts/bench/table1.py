@@ -115,7 +115,7 @@ def render(results: dict[str, Any]) -> str:
             *opening("Table 1: operations of attention", results),
             "### Three groups of operations\n\n"
             f"One layer's encoder-decoder attention in one decoding step: {shape}. `paper` is the order of growth "
-            "that the paper's Table 1 gives, for one sentence. The formula is that of `fairseq_el/models/policy.py`; "
+            "that the paper's Table 1 gives, for one sentence. The formula is that of `fairseq_el/models/costs.py`; "
             "FLOPs are counted by torch's flop counter while the operations run, bytes from the tensors that each "
             "operation reads and writes: of matrix products alone, as in the formula, and of all operations. "
             "Lines with nothing to do are counted as what a whole step does beyond its other groups.",

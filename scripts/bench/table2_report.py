@@ -61,7 +61,7 @@ def how_text(results: dict[str, Any]) -> str:
     return (
         f"Under one budget of {settings['budget'] / GIB:g} GiB for everything, weights included, each column runs at "
         f"the largest batch that fits (at most {settings['largest_batch']}, the paper's largest), and once more at the "
-        "batch that fits all of them. The largest batch follows from `policy.largest_batch` and from the memory that "
+        "batch that fits all of them. The largest batch follows from `costs.largest_batch` and from the memory that "
         "each process takes beyond that, measured on a small batch; the peak that was measured at it stands "
         "beside it, and a batch that turned out too large was made smaller. Sources are as long as the batch of "
         "average length when real ones are sorted by length, as fairseq does; every output is as long as real ones are "

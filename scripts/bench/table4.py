@@ -126,7 +126,7 @@ def render(results: dict[str, Any]) -> str:
             *opening("Table 4: bytes of source state", results),
             "### Half precision, beside the paper\n\n"
             f"What is kept of the source while a batch is generated, in GiB (the paper's GB): {model}. "
-            "Formulas of `fairseq_el/models/policy.py`.",
+            "Formulas of `fairseq_el/models/costs.py`.",
             half_table(made["rows"]),
             paper_sentence(made["rows"]),
             "### Single precision, measured\n\n"

@@ -35,15 +35,15 @@ from fairseq_el.jobs.batching import Source
 model, encoding, stock, extra = sys.argv[1], sys.argv[2], sys.argv[3] == "stock", int(sys.argv[4])
 torch.set_num_threads(1)
 options = {"max_len_b": 4} | ({} if stock else {"el_attention": "always"})
-system = Summarizer.load(model, "demo", bpe=encoding, stock=stock, cpu=True, **options)
+system = Summarizer.load(model, "demo", bpe_dir=encoding, stock=stock, cpu=True, **options)
 numbers = torch.Generator().manual_seed(1)
 texts = [Source(torch.randint(4, 500, (511,), generator=numbers).tolist(), False) for _ in range(12)]
-system.summarize(texts[:1])
+system.generate(texts[:1])
 size = next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("VmSize"))
 if extra:
     resource.setrlimit(resource.RLIMIT_AS, (size + extra, size + extra))
 try:
-    print(json.dumps(system.summarize(texts)))
+    print(json.dumps([best.summary for best, in system.generate(texts)]))
 except Exception as error:
     print(json.dumps("out of memory" if is_out_of_memory(error) else repr(error)))
 """
@@ -80,7 +80,7 @@ def test_models_are_built_without_weights_of_their_own(model, monkeypatch):
 
     monkeypatch.setattr(fairseq_el.plugin.tasks, "build_on_meta", watch)
     before = torch.get_rng_state()
-    Summarizer.load(model, "demo", bpe=DEMO, cpu=True)
+    Summarizer.load(model, "demo", bpe_dir=DEMO, cpu=True)
     assert len(built) == 1 and torch.equal(torch.get_rng_state(), before)
 
 

@@ -18,12 +18,16 @@ SENTENCES = 24
 
 @pytest.fixture
 def command(monkeypatch, tmp_path):
-    """`fairseq-el evaluate` in this process; returns what it exits with, None if all is well."""
+    """`fairseq-el evaluate` in this process and an empty folder; returns what it exits with, None if all is well."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return lambda *words: exit_of(evaluate, words, monkeypatch)
 
-    def call(*words):
-        return exit_of(evaluate, ["--results-path", tmp_path, *words], monkeypatch)
 
-    return call
+@pytest.fixture
+def results(tmp_path):
+    """Where the command puts its results: in the current folder."""
+    return tmp_path / "here" / "results"
 
 
 @pytest.fixture(scope="module")
@@ -46,12 +50,12 @@ def data(tmp_path_factory):
 
 
 def test_rows_of_stock_and_el_attention_agree_in_scores_and_say_what_they_are(
-    command, data, tmp_path, capsys
+    command, data, results, capsys
 ):
     for attention in (["--stock"], ["--el-attention", "always"]):
         words = [*WORDS, "--data", data / "bin", *attention, "--required-batch-size-multiple", 1]
         assert command(*words, "--beam", 2) is None
-    stock, always = map(json.loads, (tmp_path / "results.jsonl").read_text().splitlines())
+    stock, always = map(json.loads, (results / "results.jsonl").read_text().splitlines())
     summarizer = Summarizer.load("demo", "demo", beam=2)
     summaries = summarizer(TEXTS[:SENTENCES])
     scores = rouge.rouge(REFERENCES[:SENTENCES], summaries)
@@ -84,11 +88,11 @@ def test_rows_of_stock_and_el_attention_agree_in_scores_and_say_what_they_are(
 
     # what fairseq-generate wrote is what the Summarizer writes
     for system in ("stock", "always"):
-        written = (tmp_path / f"demo-beam-{system}" / "summaries.txt").read_text(encoding="utf-8")
+        written = (results / f"demo-beam-{system}" / "summaries.txt").read_text(encoding="utf-8")
         assert written.splitlines() == summaries
 
 
-def test_a_language_models_texts_become_prompts(command, data, tmp_path):
+def test_a_language_models_texts_become_prompts(command, data, tmp_path, results):
     folder = make_language_model(tmp_path / "gpt2")
     small = tmp_path / "data"
     small.mkdir()
@@ -108,9 +112,9 @@ def test_a_language_models_texts_become_prompts(command, data, tmp_path):
     ]
     assert "stock fairseq can't" in command(*words, "--stock")
     assert command(*words) is None
-    row = json.loads((tmp_path / "results.jsonl").read_text())
+    row = json.loads((results / "results.jsonl").read_text())
     assert list(row["scores"]) == ["ROUGE-1", "ROUGE-2", "ROUGE-Lsum"] and row["sentences"] == 4
-    written = (tmp_path / "gpt2_cnndm-greedy-auto" / "summaries.txt").read_text(encoding="utf-8")
+    written = (results / "gpt2_cnndm-greedy-auto" / "summaries.txt").read_text(encoding="utf-8")
     summarizer = Summarizer.load(folder, "gpt2_cnndm", "greedy", max_new_tokens=10)
     assert written == "".join(f"{summary}\n" for summary in summarizer(TEXTS[:4]))
 
@@ -126,14 +130,14 @@ def test_a_language_models_texts_become_prompts(command, data, tmp_path):
         (["--data", "{bin}", "--preset", "gpt2_cnndm"], "trained for translation"),
     ],
 )
-def test_mistakes_are_one_line_and_come_before_the_work(command, data, tmp_path, words, message):
+def test_mistakes_are_one_line_and_come_before_the_work(command, data, tmp_path, results, words, message):
     short = write_lines(tmp_path / "short", ["a", "b"])
     other = tmp_path / "other"
     other.mkdir()
     write_lines(other / "results.jsonl", ["a"])
     said = command(*WORDS, *(word.format(bin=data / "bin", short=short, other=other) for word in words))
     assert re.match(f"evaluate: error: .*{message}", said) and "\n" not in said
-    assert not (tmp_path / "results.jsonl").exists()
+    assert not (results / "results.jsonl").exists()
 
 
 def test_what_fairseq_generate_complains_about_is_passed_on_as_one_line(command, data, monkeypatch):

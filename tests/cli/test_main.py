@@ -87,7 +87,7 @@ def test_the_parsers_know_what_the_modules_do():
     ("words", "message"),
     [
         (["sumarize"], r"fairseq-el: error: .*invalid choice: 'sumarize' \(choose from '?summarize"),
-        (["--beam", "2"], "fairseq-el: error: unrecognized arguments: --beam 2"),
+        (["--beam=2"], "fairseq-el: error: unrecognized arguments: --beam=2"),
         (["merge", "a", "--output", "b", "--best"], "merge: error: unrecognized arguments: --best"),
         (["summarize"], "summarize: error: the following arguments are required: --model, --preset"),
         (["summarize", "--model", "m", "--preset", "p", "--nbest", "0"], "--nbest 0 is out of range: at least 1"),
@@ -111,9 +111,9 @@ def test_the_version_is_the_package_s(capsys):
 
 
 def test_generation_options_are_passed_on_by_their_names_in_presets():
-    words = ["--model", "m", "--preset", "p", "--beam", "2", "--lenpen=1.5", "--el-block-ngrams", "--min-len", "-1"]
+    words = ["--model", "m", "--preset", "p", "--beam", "2", "--lenpen=1.5", "--el-stock-ngrams", "--min-len", "-1"]
     args = options.parse(["summarize", *words, "--el-attention", "never", "--input", "in"])
-    expected = {"beam": "2", "lenpen": "1.5", "el_block_ngrams": "true", "min_len": "-1", "el_attention": "never"}
+    expected = {"beam": "2", "lenpen": "1.5", "el_stock_ngrams": "true", "min_len": "-1", "el_attention": "never"}
     assert args.changes == expected
     assert (args.input, args.stock, args.search) == ("in", False, "beam")
 

@@ -351,5 +351,5 @@ def test_a_failing_command_is_shown_with_its_last_words(fails, tmp_path, monkeyp
     command.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     message = fails(lambda folder: write_text(folder, ARTICLES))
-    assert "fairseq-preprocess failed: the last word (all it said: " in message
+    assert "fairseq-preprocess failed: the last word (all output: " in message
     assert (tmp_path / "output" / "preprocess.log").read_text() == "a word before\nthe last word\n"

@@ -21,10 +21,10 @@ from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageMode
 from fairseq_el import lazy_import
 from fairseq_el.cli import summarize
 from fairseq_el.errors import UserError
-from fairseq_el.jobs import journal as journals
 from fairseq_el.jobs import presets
 from fairseq_el.jobs.journal import Journal
-from fairseq_el.jobs.summarizer import Summarizer, as_summary
+from fairseq_el.jobs.results import as_summary
+from fairseq_el.jobs.summarizer import Summarizer
 from fairseq_el.text import rouge
 from helpers import (
     ARTICLES,
@@ -67,7 +67,7 @@ def summaries(greedy):
 
 def test_summaries_are_in_the_order_of_the_texts_and_do_not_depend_on_batches(command, tmp_path, summaries):
     assert len(set(summaries)) > 20 and all(summaries)
-    small_batches = ["--batch-size", 3, "--el-memory-budget", "100K"]
+    small_batches = ["--batch-size", 3, "--el-memory-budget", "1M"]
     for texts, options in ((TEXTS, []), (TEXTS[::-1], ["--max-tokens", 500]), (TEXTS, small_batches)):
         assert command(*job(tmp_path, texts, *options, "--overwrite")) is None
         assert read_lines(tmp_path / "out") == [summaries[TEXTS.index(text)] for text in texts]
@@ -121,17 +121,20 @@ def test_objects_come_out_as_they_were_with_a_summary(command, tmp_path, summari
     write_lines(tmp_path / "in.jsonl", map(json.dumps, records))
     assert command(*GREEDY, "--input", tmp_path / "in.jsonl", "--output", tmp_path / "out.jsonl") is None
     found = [json.loads(line) for line in read_lines(tmp_path / "out.jsonl")]
-    assert [{k: v for k, v in record.items() if k != "summary"} for record in found] == records
-    assert found[0]["summary"] == summaries[0] and found[1]["summary"] and found[2]["summary"] == ""
+    added = [{name: record.pop(name) for name in ("summary", "score")} for record in found]
+    assert found == records
+    assert added[0]["summary"] == summaries[0] and added[1]["summary"]
+    assert all(-9 < record["score"] < 0 for record in added[:2]) and added[2] == {"summary": "", "score": None}
 
 
 def test_fields_can_be_named(command, tmp_path, summaries):
-    record = {"body": TEXTS[0], "text": "other", "summary": "reference"}
+    record = {"body": TEXTS[0], "text": "other", "summary": "reference", "score": 1}
     write_lines(tmp_path / "in.jsonl", [json.dumps(record)])
     words = [*GREEDY, "--input", tmp_path / "in.jsonl", "--text-field", "body"]
     assert "has a field 'summary' already" in command(*words, "--output", tmp_path / "out.jsonl")
     assert command(*words, "--summary-field", "short", "--output", tmp_path / "out.jsonl") is None
-    assert json.loads((tmp_path / "out.jsonl").read_text())["short"] == summaries[0]
+    found = json.loads((tmp_path / "out.jsonl").read_text())
+    assert found["short"] == summaries[0] and found["short_score"] < 0 and found | record == found
     assert command(*words, "--output", tmp_path / "out.txt") is None
     assert read_lines(tmp_path / "out.txt") == [summaries[0]]
 
@@ -139,7 +142,7 @@ def test_fields_can_be_named(command, tmp_path, summaries):
 def test_text_can_become_objects(command, tmp_path, summaries):
     command(*GREEDY, "--input", write_lines(tmp_path / "in", TEXTS[:2]), "--output", tmp_path / "out.jsonl")
     found = [json.loads(line) for line in read_lines(tmp_path / "out.jsonl")]
-    assert found == [{"id": 1, "summary": summaries[0]}, {"id": 2, "summary": summaries[1]}]
+    assert [(record["id"], record["summary"]) for record in found] == [(1, summaries[0]), (2, summaries[1])]
 
 
 # ---- as a command
@@ -180,15 +183,16 @@ def test_a_killed_run_goes_on_and_ends_as_if_nothing_had_been(command, tmp_path,
     assert "--resume" in command(*words, "--output", output)
     assert "another set of options" in command(*words, "--output", output, "--resume", "--beam", 2)
     batches = []
-    summarize_batch = Summarizer.summarize
-    count = lambda self, sources: batches.append(sources) or summarize_batch(self, sources)  # noqa: E731
-    monkeypatch.setattr(Summarizer, "summarize", count)
+    generate = Summarizer.generate
+    count = lambda self, sources, nbest: batches.append(sources) or generate(self, sources, nbest)  # noqa: E731
+    monkeypatch.setattr(Summarizer, "generate", count)
     assert command(*words, "--output", output, "--resume") is None
     preset = presets.load("demo", "greedy").changed(max_tokens=150)
     small = Summarizer.load("demo", preset)
-    assert 0 < len(batches) == len(small.batches([small.encode(text) for text in texts])) - finished
+    assert 0 < len(batches) == len(small.batcher.batches([small.batcher.encode(text) for text in texts])) - finished
     assert output.read_bytes() == (tmp_path / "undisturbed.txt").read_bytes()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out.txt", "undisturbed.txt"]
+    names = ["in", "out.txt", "out.txt.job", "undisturbed.txt", "undisturbed.txt.job"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
 
 
 def test_a_lazy_module_is_imported_by_the_first_call():
@@ -203,17 +207,35 @@ def test_an_interrupted_run_says_how_to_go_on_and_overwrite_starts_again(
     words = job(tmp_path, TEXTS, "--batch-size", 4)
     with monkeypatch.context() as patch:
         interrupted_after(2, patch)
-        assert command(*words) == "\nInterrupted: go on with --resume."
+        assert command(*words) == "\nInterrupted: continue with --resume."
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out.journal"]
     write_lines(tmp_path / "other", TEXTS[:5])
     assert "another input" in command(*words, "--resume", "--input", tmp_path / "other")
     assert command(*words, "--overwrite", "--input", tmp_path / "other") is None
     assert read_lines(tmp_path / "out") == summaries[:5]
     assert "exists" in command(*words)
-    assert command(*words, "--resume") is None  # there is nothing to go on with
+    assert "another input" in command(*words, "--resume")
     assert read_lines(tmp_path / "out") == summaries[:5]
     assert command(*words, "--overwrite") is None
     assert read_lines(tmp_path / "out") == summaries
+
+
+def test_a_finished_output_is_complete_only_for_its_own_job(command, tmp_path, capsys, summaries):
+    words = job(tmp_path, TEXTS[:3], "--resume")
+    assert command(*words) is None and read_lines(tmp_path / "out") == summaries[:3]  # there was nothing to resume
+    assert command(*words) is None
+    assert "out is complete: nothing to resume" in capsys.readouterr().err
+    assert re.search("out is of a run with another set of options: .*--overwrite", command(*words, "--max-len-b", 3))
+    write_lines(tmp_path / "in", TEXTS[:2])
+    assert "out is of a run with another input" in command(*words)
+    write_lines(tmp_path / "in", TEXTS[:3])
+    write_lines(tmp_path / "out", ["edited", *summaries[1:3]])
+    assert "out was changed after it was written" in command(*words)
+    (tmp_path / "out.job").unlink()
+    assert "out exists without a journal and without out.job, so --resume can't tell" in command(*words)
+    assert read_lines(tmp_path / "out")[0] == "edited"
+    (tmp_path / "out").unlink()
+    assert command(*words) is None and read_lines(tmp_path / "out") == summaries[:3]
 
 
 @pytest.mark.parametrize("batches", [1, 4, 5, 9])  # in and between windows of 4 batches and a rest
@@ -245,7 +267,7 @@ def test_a_full_disk_loses_nothing_that_was_finished(command, tmp_path, monkeypa
         sync(file)
 
     with monkeypatch.context() as patch:
-        patch.setattr(journals.os, "fsync", full)
+        patch.setattr(os, "fsync", full)
         message = command(*words)
     assert "No space left on device" in message and "--resume" in message and "\n" not in message
     assert command(*words, "--resume") is None
@@ -303,7 +325,7 @@ def test_a_journal_torn_at_its_very_beginning_begins_again(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"job": JOB}, "did not finish: go on with --resume, or start again with --overwrite"),
+        ({"job": JOB}, "did not finish: continue it with --resume, or start again with --overwrite"),
         ({"job": JOB | {"model": "3"}, "resume": True}, "another model:"),
         ({"job": {"input": "0", "model": "3"}, "resume": True}, "another input and model:"),
     ],
@@ -353,6 +375,8 @@ def test_references_are_scored_at_the_end(command, tmp_path, summaries, capsys):
         ("in.jsonl", b'{"text": "good"}\n\xe9\n', r"line 2 of .*in\.jsonl is not UTF-8"),
         ("in.jsonl", b'{"text": "good"}\n{"text": \n', r"line 2 of .*in\.jsonl is not JSON"),
         ("in.jsonl", b"[" * 100_000, r"line 1 of .*in\.jsonl is not JSON"),
+        ("in.json", b'[\n{"text": "good"}\n]\n', r"line 1 of (.*in\.json) is not JSON lines but a JSON array: .* \1 >"),
+        ("in.jsonl", b'[{"text": "good"}]', r"line 1 .* a JSON array: write one object per line, .* jq -c '.\[\]' "),
         ("in.jsonl", b'"text"\n', r"line 1 of .*in\.jsonl is not a JSON object"),
         ("in.jsonl", b'{"body": "good"}\n', r"line 1 .* no text in a field text or .*: body.*--text-field"),
         ("in.jsonl", b'{"text": null}\n', r"line 1 .* no text in a field"),
@@ -391,6 +415,41 @@ def test_mistakes_are_one_line(command, tmp_path, words, message):
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
+def test_a_tokenizer_of_another_model_is_refused(command, tmp_path, greedy):
+    write_gpt2_encoding(tmp_path / "bpe")
+    said = command(*job(tmp_path, TEXTS[:1]), "--bpe-dir", tmp_path / "bpe")
+    assert re.match(r"summarize: error: \S+encoder.json and \S+vocab.bpe does not belong to the model: \d+% of", said)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bpe", "in"]
+    with pytest.raises(UserError, match="does not belong to the model"):
+        Summarizer.load("demo", bpe_dir=tmp_path / "bpe")([TEXTS[0]])
+
+
+def test_a_text_in_another_script_is_only_a_warning(command, tmp_path, capsys, caplog, greedy):
+    texts = ["你好世界这是一个测试", TEXTS[0]]
+    assert len(greedy(texts)) == 2 and "mostly of pieces that the model does not know" in caplog.text
+    for number, given in enumerate((texts[:1], texts)):
+        assert command(*job(tmp_path, given), "--overwrite") is None
+        assert f"1 of {number + 1} text" in (said := capsys.readouterr().err) and "another script" in said
+
+
+def test_a_memory_budget_too_small_for_one_text_says_what_is_needed(command, tmp_path):
+    said = command(*job(tmp_path, TEXTS[:1]), "--el-memory-budget", "1K")
+    assert said.startswith("summarize: error: el_memory_budget 1K can't hold the state of one text, which takes ")
+    least = int(re.search(r"set at least (\d+)K", said)[1])
+    assert "can't hold" in command(*job(tmp_path, TEXTS[:1]), "--el-memory-budget", f"{least - 1}K")
+    for enough in (f"{least}K", "0"):
+        assert command(*job(tmp_path, TEXTS[:1]), "--el-memory-budget", enough, "--overwrite") is None
+
+
+def test_threads_can_be_set(command, tmp_path):
+    before = torch.get_num_threads()
+    try:
+        assert command(*job(tmp_path, TEXTS[:1]), "--threads", 3) is None
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_a_damaged_checkpoint_is_one_line(command, tmp_path):
     folder = tmp_path / "model"
     folder.mkdir()
@@ -424,9 +483,10 @@ def test_the_snippet_works_from_any_folder(tmp_path, monkeypatch, capsys):
     assert re.fullmatch(r"\['\w.*'\]\n", capsys.readouterr().out)
 
 
-def test_one_text_is_not_a_list_of_letters(greedy):
-    with pytest.raises(TypeError, match="list"):
-        greedy("text")
+def test_one_text_gives_one_summary_and_a_list_gives_a_list(greedy, summaries):
+    assert greedy(TEXTS[0]) == summaries[0] and greedy("") == ""
+    assert greedy([TEXTS[0]]) == [summaries[0]] and greedy([]) == []
+    assert greedy.detailed(TEXTS[0]) == greedy.detailed([TEXTS[0]])[0]
 
 
 def test_threads_share_a_summarizer(greedy, summaries):
@@ -445,10 +505,10 @@ def test_options_change_the_preset_and_the_task_of_the_model():
 
 def test_batches_are_of_similar_length_within_the_budget():
     summarizer = Summarizer.load("demo", "demo", batch_size=None, max_tokens=600)
-    sources = [summarizer.encode(text) for text in [*TEXTS, ""]]
-    batches = summarizer.batches(sources)
-    assert sorted(place for batch in batches for place in batch) == list(range(24))
-    lengths = [[len(sources[place].tokens) for place in batch] for batch in batches]
+    sources = [summarizer.batcher.encode(text) for text in [*TEXTS, ""]]
+    batches = summarizer.batcher.batches(sources)
+    assert sorted(index for batch in batches for index in batch) == list(range(24))
+    lengths = [[len(sources[index].tokens) for index in batch] for batch in batches]
     assert sum(lengths, []) == sorted(sum(lengths, []), reverse=True)
     assert all(len(batch) * (max(batch) + 1) <= 600 or len(batch) == 1 for batch in lengths)
     assert all((len(a) + 1) * (max(a) + 1) > 600 for a in lengths[:-1])  # and none could take one more
@@ -474,7 +534,7 @@ def test_bart_reads_gpt2s_encoding_from_its_folder_or_another(command, tmp_path)
     model = ["--model", tmp_path / "bart", "--preset", "xsum", "--search", "beam"]
     words = job(tmp_path, ["", *ARTICLES[1:]], *model, "--beam", 2, "--max-len-b", 30)
     assert "encoder.json" in command(*words)
-    words += ["--bpe-dir", tmp_path / "bpe", "--el-block-ngrams", "false"]
+    words += ["--bpe-dir", tmp_path / "bpe", "--el-stock-ngrams"]
     assert command(*words) is None
     assert command(*words, "--output", tmp_path / "stock", "--stock") is None
     assert (tmp_path / "out").read_bytes() == (tmp_path / "stock").read_bytes()
@@ -484,14 +544,14 @@ def test_bart_reads_gpt2s_encoding_from_its_folder_or_another(command, tmp_path)
 def test_a_prompt_is_the_beginning_of_the_article_and_the_suffix(language_model):
     summarizer = Summarizer.load(language_model, "gpt2_cnndm", "greedy")
     symbols = summarizer.task.source_dictionary.symbols
-    tokens = [summarizer.encode(article).tokens for article in ARTICLES]
+    tokens = [summarizer.batcher.encode(article).tokens for article in ARTICLES]
     prompts = [summarizer.tokenizer.decode([symbols[token] for token in prompt]) for prompt in tokens]
     assert prompts[0] == "The cat sat there. It slept.\nTL;DR:"
     assert prompts[2].endswith("\nTL;DR:") and ARTICLES[2].startswith(prompts[2].removesuffix("\nTL;DR:"))
     assert len(tokens[2]) == 300 - 1 - 200  # what is left of the model's positions beside 200 new tokens
-    assert summarizer.encode(ARTICLES[2]).is_cut and not summarizer.encode(ARTICLES[1]).is_cut
+    assert summarizer.batcher.encode(ARTICLES[2]).is_cut and not summarizer.batcher.encode(ARTICLES[1]).is_cut
     shorter = Summarizer.load(language_model, "gpt2_cnndm", "greedy", longest_source=20)
-    assert shorter.encode(ARTICLES[2]).tokens == tokens[2][:15] + tokens[2][-5:]
+    assert shorter.batcher.encode(ARTICLES[2]).tokens == tokens[2][:15] + tokens[2][-5:]
     with pytest.raises(UserError, match="no room for text"):
         Summarizer.load(language_model, "gpt2_cnndm", max_new_tokens=295)
 
@@ -503,7 +563,7 @@ def test_the_summary_is_what_stock_fairseq_writes_behind_the_prompt(language_mod
     models[0].float()
     expected = []
     for article in ARTICLES:
-        prompt = [2, *summarizer.encode(article).tokens]
+        prompt = [2, *summarizer.batcher.encode(article).tokens]
         settings = argparse.Namespace(beam=1, max_len_a=0, max_len_b=len(prompt) - 1 + 20)
         inputs = {"src_tokens": torch.tensor([prompt]), "src_lengths": torch.tensor([len(prompt)])}
         generator = task.build_generator(models, settings)
@@ -517,9 +577,11 @@ def test_the_summary_is_what_stock_fairseq_writes_behind_the_prompt(language_mod
 def test_of_a_sampled_text_the_first_three_sentences_are_the_summary(language_model, monkeypatch):
     summarizer = Summarizer.load(language_model, "gpt2_cnndm", "topk")
     written = " It rained in the U.S. on Monday.\n\nMr. Who slept! Then the cat sat. A fourth sentence."
-    source = summarizer.encode(ARTICLES[0])
-    tokens = [*source.tokens, *summarizer._indices(summarizer.tokenizer.encode(written)), 2]
-    monkeypatch.setattr(summarizer.task, "inference_step", lambda *_: [[{"tokens": torch.tensor(tokens)}]])
+    source = summarizer.batcher.encode(ARTICLES[0])
+    tokens = [*source.tokens, *summarizer.batcher._indices(summarizer.tokenizer.encode(written)), 2]
+    scores = torch.zeros(len(tokens))
+    hypothesis = {"tokens": torch.tensor(tokens), "positional_scores": scores, "score": scores.sum()}
+    monkeypatch.setattr(summarizer.task, "inference_step", lambda *_: [[hypothesis]])
     assert summarizer([ARTICLES[0]]) == ["It rained in the U.S. on Monday. Mr. Who slept! Then the cat sat."]
     all_of_it = presets.load("gpt2_cnndm", "greedy")
     assert as_summary(written, all_of_it).endswith("Then the cat sat. A fourth sentence.")

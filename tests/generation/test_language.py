@@ -16,7 +16,7 @@ from fairseq_el.generation.state import DecodingState
 from fairseq_el.kernels import ops
 from fairseq_el.kernels.packing import pack
 from fairseq_el.models.attention import PromptAttention
-from fairseq_el.models.conversion import ELTransformerLanguageModel
+from fairseq_el.models.conversion import ELTransformerLanguageModel, has_el_form
 from fairseq_el.plugin.tasks import ELLanguageModelingConfig, ELLanguageModelingTask
 from helpers import ROOT, assert_same_hypotheses, run_command
 from make_checkpoint import make_checkpoint
@@ -267,6 +267,15 @@ def test_accelerate_serves_what_from_pretrained_returns(checkpoint):
     )
     found = hub.generate(tokens, beam=3, max_len_b=20)
     assert_same_hypotheses([found], [expected])
+
+
+def test_positions_that_are_not_fairseqs_own_have_no_el_form(stock):
+    """Each row of a step has a position of its own, which only known embeddings can give it."""
+    model = stock().models[0]
+    assert has_el_form(model)
+    positions = model.decoder.embed_positions
+    positions.__class__ = type("UsersPositions", (type(positions),), {})
+    assert not has_el_form(model)
 
 
 def test_two_generators_on_one_model_keep_nothing_for_each_other(el, stock):

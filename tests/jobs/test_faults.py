@@ -18,7 +18,7 @@ from helpers import GREEDY, exit_of, job, make_language_model, read_lines, write
 from helpers import TEXTS as WHOLE_TEXTS
 
 TEXTS = [text[:100] for text in WHOLE_TEXTS]
-BAD = 4  # the place of the text that fails
+BAD = 4  # the index of the text that fails
 OUT_OF_MEMORY = [
     torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of ..."),
     MemoryError(),
@@ -47,10 +47,10 @@ def command(greedy, monkeypatch):
     return lambda *words: exit_of(summarize, words, monkeypatch)
 
 
-def own_token(summarizer: Summarizer, texts: list[str], place: int) -> int:
+def own_token(summarizer: Summarizer, texts: list[str], index: int) -> int:
     """One that no other text has."""
-    tokens = [set(summarizer.encode(text).tokens) for text in texts]
-    return max(tokens[place].difference(*tokens[:place], *tokens[place + 1 :]))
+    tokens = [set(summarizer.batcher.encode(text).tokens) for text in texts]
+    return max(tokens[index].difference(*tokens[:index], *tokens[index + 1 :]))
 
 
 class Memory:
@@ -111,7 +111,7 @@ def test_a_text_too_large_alone_ends_the_run_and_what_is_finished_stays(
     assert command(*words, "--resume", "--on-error", "skip") is None
     expected = [summary if place != BAD else "" for place, summary in enumerate(summaries)]
     assert read_lines(tmp_path / "out") == expected
-    others = [greedy.encode(text).tokens for place, text in enumerate(TEXTS) if place != BAD]
+    others = [greedy.batcher.encode(text).tokens for place, text in enumerate(TEXTS) if place != BAD]
     assert sorted(memory.done) == sorted([token for token in row if token > 2] for row in others)  # each once
 
 

@@ -28,7 +28,9 @@ from fairseq_el.checkpoints import loading, validation
 from fairseq_el.cli import summarize
 from fairseq_el.errors import UserError, explain
 from fairseq_el.jobs import presets
+from fairseq_el.jobs.inputs import Texts
 from fairseq_el.jobs.journal import Journal
+from fairseq_el.jobs.output import as_json
 from fairseq_el.jobs.shards import Part, Shard
 from fairseq_el.jobs.summarizer import Summarizer
 from fairseq_el.text.sentences import one_line
@@ -667,7 +669,7 @@ def test_any_bytes_in_give_a_line_for_each_or_an_error_and_nothing(
             assert output.read_bytes().count(b"\n") == len(output.read_text("utf-8").splitlines()) == expected
         else:
             assert re.fullmatch(r"summarize: error: line \d+ of .*", said)
-        assert sorted(os.listdir(folder)) == [source.name] + ["out.txt"] * (said is None)
+        assert sorted(os.listdir(folder)) == [source.name] + ["out.txt", "out.txt.job"] * (said is None)
 
 
 JSON = st.recursive(
@@ -687,7 +689,7 @@ def test_objects_come_out_as_they_were_or_a_line_is_named(hurt, records, edits, 
         content = "".join(f"{json.dumps(record)}\n" for record in records).encode()
         path = hurt / "in.jsonl"
         path.write_bytes(content if is_whole else damaged(content, edits))
-        texts, line = result_or_line(summarize.Texts, str(path), True, None, "summary")
+        texts, line = result_or_line(Texts, str(path), True, None, ["summary"])
         if line:
             assert re.match(r"line \d+ of .*in.jsonl", line)
             return
@@ -695,7 +697,7 @@ def test_objects_come_out_as_they_were_or_a_line_is_named(hurt, records, edits, 
         assert texts.count == len(lines)
         for _, window in texts.windows(2, Shard()):
             for item in window:
-                again = summarize.as_json(item.record | {"summary": "s"})
+                again = as_json(item.record | {"summary": "s"})
                 assert len(again.encode("utf-8").split(b"\n")) == 1
                 assert str(json.loads(again)) == str(item.record | {"summary": "s"})
                 assert isinstance(item.text, str)
@@ -706,7 +708,7 @@ def test_objects_come_out_as_they_were_or_a_line_is_named(hurt, records, edits, 
 )
 def test_what_could_not_be_written_again_is_named_at_once(tmp_path, value, why):
     (tmp_path / "in.jsonl").write_text('{"text": "a"}\n{"text": "b", "x": ' + value + "}\n")
-    line = result_or_line(summarize.Texts, str(tmp_path / "in.jsonl"), True, None, "summary")[1]
+    line = result_or_line(Texts, str(tmp_path / "in.jsonl"), True, None)[1]
     assert re.match(r"line 2 of \S+ is not JSON", line) and why in line
 
 

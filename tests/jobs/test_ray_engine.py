@@ -30,14 +30,16 @@ from fairseq_el.jobs.summarizer import Summarizer
 from helpers import DEMO, ROOT, TEXTS, exit_of, load_once, make_language_model, write_lines
 
 pytest.importorskip("ray")
-cluster = __import__("fairseq_el.jobs.ray_engine", fromlist=["cluster"])
+engine = __import__("fairseq_el.jobs.ray_engine", fromlist=["engine"])
+cluster = __import__("fairseq_el.jobs.ray_cluster", fromlist=["cluster"])
 
 WINDOW = 16
-LONG = 11  # the place of the text for which the model computes NaN
+LONG = 11  # the index of the text for which the model computes NaN
 LINES = [TEXTS[n % len(TEXTS)][: 40 + 2 * n] for n in range(48)]
 LINES[3] = LINES[30] = ""
 LINES[LONG] = " ".join(TEXTS)
-OPTIONS = ["--preset", "demo", "--el-attention", "always", "--window", WINDOW, "--batch-size", 2, "--on-error", "skip"]
+OPTIONS = ["--preset", "demo", "--el-attention", "always", "--window", WINDOW, "--batch-size", 2, "--on-error", "skip",
+    "--nbest", 2]  # fmt: skip
 TOKEN = secrets.token_hex(32)  # with which drivers come to the cluster of these tests, and no one else
 
 
@@ -67,8 +69,9 @@ def words_of(folder: Path, output: str, *options) -> list:
 def check_same(folder: Path, output: str) -> None:
     found = (folder / output).read_bytes()
     assert found == (folder / "alone.jsonl").read_bytes()
-    summaries = [json.loads(line)["summary"] for line in found.splitlines()]
-    assert [n for n, summary in enumerate(summaries) if not summary] == [3, LONG, 30]
+    records = [json.loads(line) for line in found.splitlines()]
+    assert [n for n, record in enumerate(records) if not record["summary"]] == [3, LONG, 30]
+    assert all(record["score"] < 0 and len(record["alternatives"]) == 1 for record in records if record["summary"])
     assert not (folder / f"{output}.journal").exists()
 
 
@@ -190,7 +193,7 @@ def test_a_driver_that_is_killed_goes_on(folder, start, address, monkeypatch, tm
     words = words_of(folder, "resumed.jsonl", "--output", tmp_path / "out.jsonl", "--resume")
     assert exit_of(summarize, words, monkeypatch) is None
     assert (tmp_path / "out.jsonl").read_bytes() == (folder / "alone.jsonl").read_bytes()
-    whole = sum(len(part.summaries) for part in done_now if not part.problem or len(part.summaries) == 1)
+    whole = sum(len(part.hypotheses) for part in done_now if not part.problem or len(part.hypotheses) == 1)
     assert whole == len(LINES) - 2 - lines_done  # none twice
 
     _, said = resumed.communicate(timeout=240)
@@ -234,26 +237,26 @@ def answers(folder) -> list[dict]:
 
 class Pipeline:
     def __init__(self, folder: Path, attempts: int = 1):
-        self.texts = Texts(str(folder / "in.jsonl"), True, None, "summary")
+        self.texts = Texts(str(folder / "in.jsonl"), True, None)
         files = ModelFiles.find(folder / "model")
-        preset = summarize.presets.load("demo", "beam").changed(el_attention="always", batch_size=2)
+        preset = summarize.presets.load("demo", "beam").changed(el_attention="always", batch_size=2, nbest=2)
         options = {"preset": preset, "stock": False, "fp16": False, "cpu": False, "seed": 1}
-        self.job = cluster.Job(self.texts, WINDOW, Shard(), Finished(None, WINDOW), files, options)
+        self.job = engine.Job(self.texts, WINDOW, Shard(), Finished(None, WINDOW), files, options)
         self.summarizer = Summarizer.load(**self.job.loading())
-        self.planner = cluster.Planner(over(self.texts), over(self.summarizer.reader()), self.job.finished, WINDOW)
-        self.worker = cluster.Worker(self.job.loading(), files.digest(), 1, Begun(attempts))
+        self.planner = engine.Planner(over(self.texts), over(self.summarizer.batcher), self.job.finished, WINDOW)
+        self.worker = engine.Worker(self.job.loading(), files.digest(), 1, Begun(attempts))
 
     def plans(self) -> list:
-        numbers = cluster.pyarrow.table({"window": list(Shard().windows(self.texts.count, WINDOW))})
+        numbers = engine.pyarrow.table({"window": list(Shard().windows(self.texts.count, WINDOW))})
         return list(self.planner(numbers))
 
     def answers(self) -> list[dict]:
-        return [row for plan in self.plans() for row in cluster.rows_of(self.worker(plan))]
+        return [row for plan in self.plans() for row in engine.rows_of(self.worker(plan))]
 
     def run(self, engine, on_error: str = "skip") -> list[str]:
         bar = summarize.tqdm(file=io.StringIO())
         run = Run(engine, None, Finished(None, WINDOW), bar, on_error)
-        return [summary for _, summary in run.over(self.texts, WINDOW, Shard())]
+        return [found for _, found in run.over(self.texts, WINDOW, Shard())]
 
 
 def over(thing):
@@ -267,49 +270,50 @@ def test_answers_may_come_in_any_order(job, answers, caplog):
     for seed in range(5):
         caplog.clear()
         shuffled = random.Random(seed).sample(answers, len(answers))
-        assert job.run(cluster.RayEngine(job.summarizer, iter(shuffled))) == expected
+        assert job.run(engine.RayEngine(job.summarizer.batcher, iter(shuffled))) == expected
         assert [record.getMessage() for record in caplog.records if "was skipped" in record.getMessage()] == [said]
     with pytest.raises(RuntimeError, match="lost a batch"):
-        job.run(cluster.RayEngine(job.summarizer, iter(answers[1:])))
+        job.run(engine.RayEngine(job.summarizer.batcher, iter(answers[1:])))
 
 
 def test_each_batch_is_a_row_of_its_own_and_every_window_has_one(job):
     windows = [job.texts.window(number, WINDOW) for number in range(3)]
     expected = []
     for number, window in enumerate(windows):
-        for batch in job.summarizer.batches([job.summarizer.encode(item.text) for item in window]):
+        for batch in job.summarizer.batcher.batches([job.summarizer.batcher.encode(item.text) for item in window]):
             expected.append([number * WINDOW + place for place in batch])
-    rows = [row for plan in job.plans() for row in cluster.rows_of(plan)]
+    rows = [row for plan in job.plans() for row in engine.rows_of(plan)]
     assert [row["lines"] for row in rows] == expected and len(rows) > 20
     assert all(plan.num_rows == 1 for plan in job.plans())
     job.planner.finished.lines = lambda window: set(range(len(LINES)))
-    assert [row["lines"] for plan in job.plans() for row in cluster.rows_of(plan)] == [[], [], []]
+    assert [row["lines"] for plan in job.plans() for row in engine.rows_of(plan)] == [[], [], []]
 
 
 def test_an_error_ends_the_run_with_the_text_and_after_what_is_finished(job, folder, answers):
     with pytest.raises(UserError, match=re.escape(f'line {LONG + 1} of {folder}/in.jsonl (id "{LONG}") can')) as ours:
-        job.run(cluster.RayEngine(job.summarizer, iter(answers)), on_error="abort")
+        job.run(engine.RayEngine(job.summarizer.batcher, iter(answers)), on_error="abort")
     with pytest.raises(UserError) as alone:
         job.run(OneProcess(job.summarizer, WINDOW), on_error="abort")
     assert str(ours.value) == str(alone.value)
-    row = {"window": 0, "missing": 2, "warnings": [], "parts": [[[0], [""], 0, "NaN"], [[1], ["fine"], 0, ""]]}
-    first, second = cluster.RayEngine(job.summarizer, iter([row])).parts(0, [], ())
-    assert first.summaries == ["fine"] and second.problem == "NaN"
+    parts = [[[0], [[]], {}, "NaN"], [[1], [[["fine", -0.5]]], {}, ""]]
+    row = {"window": 0, "missing": 2, "warnings": [], "parts": parts}
+    first, second = engine.RayEngine(job.summarizer.batcher, iter([row])).parts(0, [], ())
+    assert first.results == [[("fine", -0.5)]] and second.problem == "NaN"
 
 
 def failure(job) -> str:
     """What the driver reports of the first batch."""
     with pytest.raises(UserError) as raised:
-        job.run(cluster.RayEngine(job.summarizer, iter(cluster.rows_of(job.worker(job.plans()[0])))))
+        job.run(engine.RayEngine(job.summarizer.batcher, iter(engine.rows_of(job.worker(job.plans()[0])))))
     return str(raised.value)
 
 
 def test_a_batch_whose_worker_died_is_done_again_and_the_user_is_told(job):
     plan = job.plans()[0]
-    (first,) = cluster.rows_of(job.worker(plan))
+    (first,) = engine.rows_of(job.worker(plan))
     job.worker.attempts = Begun(2)
-    (second,) = cluster.rows_of(job.worker(plan))
-    line = cluster.rows_of(plan)[0]["lines"][0] + 1
+    (second,) = engine.rows_of(job.worker(plan))
+    line = engine.rows_of(plan)[0]["lines"][0] + 1
     assert first["warnings"] == [] and second["warnings"] == [
         f"a worker died, and the batch of line {line} is done again"
     ]
@@ -317,11 +321,11 @@ def test_a_batch_whose_worker_died_is_done_again_and_the_user_is_told(job):
 
 
 def test_a_batch_that_kills_its_workers_ends_the_run_and_is_named(folder, job):
-    job.worker.attempts = Begun(cluster.MOST_ATTEMPTS)
-    assert "failure" not in cluster.rows_of(job.worker(job.plans()[0]))[0]
-    job.worker.attempts = Begun(cluster.MOST_ATTEMPTS + 1)
+    job.worker.attempts = Begun(engine.MOST_ATTEMPTS)
+    assert "failure" not in engine.rows_of(job.worker(job.plans()[0]))[0]
+    job.worker.attempts = Begun(engine.MOST_ATTEMPTS + 1)
     assert re.search(r"4 workers died, .* at the batch of line \d+, .*--resume and fewer --workers", failure(job))
-    counter = cluster.Attempts()
+    counter = engine.Attempts()
     assert [counter.begin(7), counter.begin(8), counter.begin(7)] == [1, 1, 2]
     counter.end(7)
     assert [counter.begin(7), counter.begin(8)] == [1, 2]
@@ -348,15 +352,15 @@ def test_an_input_that_changes_during_the_run_is_noticed(job, folder):
 
 def test_warnings_of_workers_are_said_once(job, caplog):
     rows = [{"window": n, "missing": 0, "warnings": ["memory is short"] * 2, "parts": []} for n in range(3)]
-    assert len(job.run(cluster.RayEngine(job.summarizer, iter(rows)))) == len(LINES)
+    assert len(job.run(engine.RayEngine(job.summarizer.batcher, iter(rows)))) == len(LINES)
     assert [record.getMessage() for record in caplog.records] == ["memory is short"]
 
 
 def test_a_worker_hands_its_warnings_over(job, monkeypatch):
     job.worker.summarizer = job.summarizer
     monkeypatch.setattr(job.summarizer, "has_warned", False)
-    monkeypatch.setattr(job.summarizer, "summarize", lambda sources: (_ for _ in ()).throw(MemoryError()))
-    (row,) = cluster.rows_of(job.worker(job.plans()[0]))
+    monkeypatch.setattr(job.summarizer, "generate", lambda *_: (_ for _ in ()).throw(MemoryError()))
+    (row,) = engine.rows_of(job.worker(job.plans()[0]))
     assert len(row["warnings"]) == 1 and row["warnings"][0].startswith("memory does not suffice for 2 texts at a time")
     assert [part[3] for part in row["parts"]] == ["there is not enough memory for it, even alone"] * 2
 
@@ -364,11 +368,11 @@ def test_a_worker_hands_its_warnings_over(job, monkeypatch):
 def test_what_reads_texts_goes_to_other_processes_whatever_the_encoding(tmp_path):
     gpt2 = Summarizer.load(make_language_model(tmp_path / "gpt2"), "gpt2_cnndm", max_new_tokens=20)
     for summarizer in (load_once("demo", "demo"), gpt2):
-        reader = over(summarizer.reader())
-        assert not any(isinstance(value, torch.nn.Module) for value in vars(reader).values())
-        sources = [reader.encode(text) for text in TEXTS[:4]]
-        assert sources == [summarizer.encode(text) for text in TEXTS[:4]]
-        assert reader.batches(sources) == summarizer.batches(sources)
+        batcher = over(summarizer.batcher)
+        assert not any(isinstance(value, torch.nn.Module) for value in vars(batcher).values())
+        sources = [batcher.encode(text) for text in TEXTS[:4]]
+        assert sources == [summarizer.batcher.encode(text) for text in TEXTS[:4]]
+        assert batcher.batches(sources) == summarizer.batcher.batches(sources)
         assert len(pickle.dumps(sources)) < 100_000
 
 
@@ -440,6 +444,7 @@ def test_workers_take_gpus_where_there_are_any():
 def test_without_ray_the_command_to_install_it_is_shown(folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.delitem(sys.modules, "fairseq_el.jobs.ray_engine")
+    monkeypatch.delitem(sys.modules, "fairseq_el.jobs.ray_cluster")
     said = exit_of(summarize, words_of(folder, "none", "--engine", "ray"), monkeypatch)
     assert said == ("summarize: error: --engine ray needs Ray, which is not installed: pip install 'ray[data]==2.60.0'")
     assert "\nray==2.60.0 " in (ROOT / "requirements.lock").read_text(encoding="utf-8")

@@ -5,7 +5,7 @@ import torch
 
 from fairseq_el.cli import summarize
 from fairseq_el.jobs import presets
-from fairseq_el.jobs.summarizer import Summarizer, one_by_one
+from fairseq_el.jobs.summarizer import Summarizer
 from helpers import DEMO, exit_of, job, read_lines
 
 TEXTS = (DEMO / "test.source").read_text(encoding="utf-8").splitlines()[40:52]
@@ -31,7 +31,7 @@ def scores_of(summarizer: Summarizer, texts: list[str], monkeypatch) -> dict[str
     monkeypatch.setattr(summarizer.task, "inference_step", inference_step)
     summarizer(texts)
     monkeypatch.undo()
-    longest_first = sorted(texts, key=lambda text: -len(summarizer.encode(text).tokens))
+    longest_first = sorted(texts, key=lambda text: -len(summarizer.batcher.encode(text).tokens))
     return dict(zip(longest_first, found, strict=True))
 
 
@@ -65,5 +65,5 @@ def test_batches_are_refused(tmp_path, monkeypatch, capsys, option):
 
 def test_a_chosen_form_of_attention_is_kept():
     preset = presets.load("demo", "beam")
-    assert one_by_one(preset).options["el_attention"] == "never"
-    assert one_by_one(preset.changed(el_attention="always")).options["el_attention"] == "always"
+    assert preset.deterministic().options["el_attention"] == "never"
+    assert preset.changed(el_attention="always").deterministic().options["el_attention"] == "always"

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairseq_el.cli import merge, summarize
+from fairseq_el.jobs.inputs import Texts
 from fairseq_el.jobs.shards import Shard
 from fairseq_el.jobs.summarizer import Summarizer
 from helpers import DEMO, GREEDY, TEXTS, exit_of, interrupted_after, load_once, write_lines
@@ -29,13 +30,13 @@ def call(monkeypatch):
 def batches(monkeypatch):
     """Every batch that goes through the model."""
     seen = []
-    summarize_batch = Summarizer.summarize
+    generate = Summarizer.generate
 
-    def recording(self, sources):
+    def recording(self, sources, nbest):
         seen.append([source.tokens for source in sources])
-        return summarize_batch(self, sources)
+        return generate(self, sources, nbest)
 
-    monkeypatch.setattr(Summarizer, "summarize", recording)
+    monkeypatch.setattr(Summarizer, "generate", recording)
     return seen
 
 
@@ -110,7 +111,7 @@ def test_a_large_input_is_never_in_memory(call, tmp_path):
     line = b'{"text": "%s"}\n' % (b"x" * 400)
     (tmp_path / "in.jsonl").write_bytes(line * 20_000)
     tracemalloc.start()
-    texts = summarize.Texts(str(tmp_path / "in.jsonl"), True, None, "summary")
+    texts = Texts(str(tmp_path / "in.jsonl"), True, None)
     count = sum(len(window) for _, window in texts.windows(512, Shard(2, 5)))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
@@ -129,7 +130,7 @@ def test_a_shard_goes_on_alone_and_is_not_merged_before_it_is_done(call, tmp_pat
     finished = second.read_bytes()
     with monkeypatch.context() as patch:
         interrupted_after(2, patch)
-        assert call(summarize, *second_words, "--overwrite") == "\nInterrupted: go on with --resume."
+        assert call(summarize, *second_words, "--overwrite") == "\nInterrupted: continue with --resume."
     merging = [first, second, "--output", tmp_path / "all"]
     assert "part.2.txt is unfinished" in call(merge, *merging)
     assert "another shard" in call(summarize, *words_of(source, second, "--shard", "1/2", "--resume"))
@@ -193,11 +194,11 @@ def in_another_form(folder, call, source):
 
 def without_one(folder, call, source):
     (folder / "part.2.txt").unlink()
-    (folder / "part.2.txt.shard").unlink()
+    (folder / "part.2.txt.job").unlink()
 
 
 def with_a_copy(folder, call, source):
-    for suffix in ("", ".shard"):
+    for suffix in ("", ".job"):
         shutil.copy(folder / f"part.2.txt{suffix}", folder / f"part.copy.txt{suffix}")
 
 
@@ -222,12 +223,12 @@ def with_one_edited(folder, call, source):
 
 
 def without_a_record(folder, call, source):
-    (folder / "part.2.txt.shard").unlink()
+    (folder / "part.2.txt.job").unlink()
 
 
 def with_a_damaged_record(folder, call, source):
-    record = (folder / "part.2.txt.shard").read_bytes()
-    (folder / "part.2.txt.shard").write_bytes(record.replace(b"window", b"windov"))
+    record = (folder / "part.2.txt.job").read_bytes()
+    (folder / "part.2.txt.job").write_bytes(record.replace(b"window", b"windov"))
 
 
 def without_its_output(folder, call, source):
@@ -282,7 +283,7 @@ def test_a_file_is_replaced_only_when_asked_and_only_by_a_whole_one(call, three_
 def test_a_shard_that_does_not_exist_is_one_line(call, tmp_path, shard):
     source = write_lines(tmp_path / "in", TEXTS[:1])
     said = call(summarize, *words_of(source, tmp_path / "out", f"--shard={shard}"))
-    assert said == f"summarize: error: --shard {shard} is none: of 16 shards the first is 1/16 and the last 16/16"
+    assert said == f"summarize: error: invalid --shard {shard}: of 16 shards the first is 1/16 and the last 16/16"
 
 
 def test_a_shard_has_a_file_of_its_own(call, tmp_path, capsys):

@@ -14,7 +14,7 @@ import torch
 from rouge_score.rouge_scorer import RougeScorer
 
 import demo  # scripts/demo.py
-from helpers import DEMO, run_command
+from helpers import DEMO, ROOT, run_command
 
 sys.path.insert(0, str(DEMO / "recipe"))
 LIMIT = 8
@@ -58,14 +58,20 @@ def test_pieces_dictionary_and_model_fit_together(checkpoint):
 
 
 @pytest.fixture(scope="module")
-def build(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("build")
+def folder(tmp_path_factory) -> Path:
+    """The current folder of the demo, not the checkout."""
+    return tmp_path_factory.mktemp("elsewhere")
 
 
 @pytest.fixture(scope="module")
-def summarize(build):
+def build(folder) -> Path:
+    return folder / "build" / "demo"
+
+
+@pytest.fixture(scope="module")
+def summarize(folder):
     """A short `make summarize`, end to end."""
-    return run_command(sys.executable, "scripts/demo.py", "--limit", LIMIT, "--results-path", build)
+    return run_command(sys.executable, ROOT / "scripts" / "demo.py", "--limit", LIMIT, cwd=folder)
 
 
 def row(output: str, system: str) -> list[str]:

@@ -116,4 +116,4 @@ def test_what_one_process_does_is_really_done(tmp_path):
     assert planned["articles"] == scaling.WINDOW and planned["seconds"] > 0
     tokens = len(reader.encode(article).tokens) * scaling.WINDOW
     assert tokens < planned["row_bytes"] < 20 * tokens
-    assert Texts(str(source), True, None, None).count == len(lines)
+    assert Texts(str(source), True, None).count == len(lines)

@@ -1,11 +1,12 @@
 """One folder as `save_pretrained` of Transformers writes it, seen as a fairseq model."""
 
+from argparse import Namespace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from fairseq_el.checkpoints import validation
 from fairseq_el.checkpoints.format import configuration, quiet, training_args
@@ -87,39 +88,55 @@ class HuggingFaceFolder:
     # --- the model
 
     def state(self, dtype: torch.dtype | None = None) -> dict[str, Any]:
-        """The configuration and the weights, as in a fairseq checkpoint. The weights are converted when they are
-        iterated over.
+        """The weights and the settings of model and task, as in a fairseq checkpoint.
 
+        The weights are converted when they are iterated over.
         dtype: of the weights (None: half precision if they are stored so, else single).
         """
         kind = KINDS[self.kind]
         weights = Weights(reading.open_weights(self.path), kind.PREFIX, dtype)
-        with quiet():
-            args = training_args(ARCHITECTURES[self.kind], self.task, seed=1, settings=kind.settings(self.config))
-            cfg = configuration(args)
-        validation.check_settings(cfg.model, self.size())
-        if self.task == "translation":
-            with open_dict(cfg.task):
-                cfg.task.update(self._text_format())
+        args = self._arguments()
+        validation.check_settings(args, self.size())
+        task = {"_name": self.task, **self._text_format()}
+        cfg = OmegaConf.create({"task": task, "model": args}, flags={"allow_objects": True})
         convert = partial(kind.convert, config=self.config)
         return {"args": None, "cfg": cfg, "model": ConvertedWeights(convert, weights)}
 
+    def configuration(self) -> DictConfig:
+        """All settings that a checkpoint has."""
+        with quiet():
+            cfg = configuration(self._arguments())
+        with open_dict(cfg.task):
+            cfg.task.update(self._text_format())
+        return cfg
+
+    def _arguments(self) -> Namespace:
+        architecture = ARCHITECTURES[self.kind]
+        with quiet():
+            args = training_args(architecture, self.task, seed=1, settings=KINDS[self.kind].settings(self.config))
+        args._name = architecture
+        return args
+
     def _text_format(self) -> dict[str, str | None]:
-        """How Transformers frames sources and starts targets, as symbols of the dictionary; a setting of ours."""
+        """How Transformers frames sources and starts targets, in the dictionary's symbols; see `plugin.text_format`."""
+        if self.kind == "gpt2":
+            return {}
         config = self.config | self._read_if_present("generation_config.json")
         forced = self._symbol(config.get("forced_bos_token_id"))
         if self.kind == "bart":
-            return {"source_format": "<s> {text} </s>", "target_start": f"</s> {forced or ''}".strip()}
+            sides = {"source_lang": "source", "target_lang": "target"}
+            return {**sides, "source_format": "<s> {text} </s>", "target_start": f"</s> {forced}" if forced else "</s>"}
         tokenizer = self._read_if_present("tokenizer_config.json")
-        start = self._symbol(config.get("decoder_start_token_id"))
-        targets = map(self._language, (forced, start, f"[{tokenizer.get('tgt_lang')}]"))
+        first = self._symbol(config.get("decoder_start_token_id"))
+        targets = map(self._language, (forced, first, f"[{tokenizer.get('tgt_lang')}]"))
         languages = {
             "source_lang": self._language(f"[{tokenizer.get('src_lang')}]"),
             "target_lang": next(filter(None, targets), None),
         }
-        starts_with_end = start == "</s>"
+        starts_with_end = first == "</s>"
         is_mbart50 = str(tokenizer.get("tokenizer_class", "MBart50" if starts_with_end else "")).startswith("MBart50")
-        return languages | {
+        return {
+            **languages,
             "source_format": "{source_lang} {text} </s>" if is_mbart50 else "{text} </s> {source_lang}",
             "target_start": "</s> {target_lang}" if starts_with_end else "{target_lang}",
         }

@@ -10,6 +10,7 @@ from fairseq_el.errors import UserError
 
 SPECIAL_SYMBOLS = ("<s>", "<pad>", "</s>", "<unk>")  # the first rows of every fairseq model
 END_OF_TEXT = "<|endoftext|>"  # the last entry of GPT-2's vocabulary
+NO_PIECE = re.compile(r"<.*>|\[.*\]|madeupword\d+")  # entries of BART's vocabulary that no text is encoded as
 LANGUAGE = re.compile(r"[a-z]{2,3}_[A-Z][A-Za-z]+")
 # The language codes of mBART, and those that mBART-50 adds, in the order of their embeddings.
 MBART_LANGUAGES = """
@@ -50,6 +51,12 @@ def bart_symbols(vocabulary: dict[str, int], merges: Iterable[tuple[str, str]], 
     without a name get one, entries beyond the rows (<mask>, in models for summaries) have none.
     """
     encoder = gpt2_encoder(merges)
+    unmade = [piece for piece in vocabulary if piece not in encoder and not NO_PIECE.fullmatch(piece)]
+    if unmade:
+        raise UserError(
+            f"the merges do not make {len(unmade):,} tokens of the vocabulary, such as {min(unmade)[:20]!r}: get the "
+            "two files again that belong together"
+        )
     return [str(encoder.get(piece, piece)) for piece in named_rows(vocabulary, rows)]
 
 

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fairseq_el.checkpoints.format import current_state, whole
+from fairseq_el.checkpoints.format import atomic_file, current_state
 from fairseq_el.checkpoints.huggingface import reading
 from fairseq_el.checkpoints.huggingface.export import GENERATION
 from fairseq_el.checkpoints.huggingface.folder import HuggingFaceFolder
@@ -19,9 +19,9 @@ from fairseq_el.checkpoints.huggingface.folder import HuggingFaceFolder
 VERSION_LINE = "#version: 0.2"  # the first of a file of merges
 
 
-def write_fairseq(folder: HuggingFaceFolder, cfg: Any, weights: dict[str, Tensor], output: Path) -> Path:
+def write_fairseq(folder: HuggingFaceFolder, weights: dict[str, Tensor], output: Path) -> Path:
     """The checkpoint last: without it the folder is not a model."""
-    symbols = folder.symbols  # before anything is written: may be refused
+    symbols, cfg = folder.symbols, folder.configuration()  # first, as they may be refused
     output.mkdir(parents=True, exist_ok=True)
     sides = [cfg.task.source_lang, cfg.task.target_lang] if folder.task == "translation" else []
     write_dictionaries(output, symbols, filter(None, sides))
@@ -33,7 +33,7 @@ def write_fairseq(folder: HuggingFaceFolder, cfg: Any, weights: dict[str, Tensor
         write_json(output / "encoder.json", encoder)
         write_merges(output / "vocab.bpe", merges)
     path = output / "model.pt"
-    with whole(path) as file:
+    with atomic_file(path) as file:
         torch.save(untrained(current_state(cfg, weights)), file)
     return path
 
@@ -63,19 +63,19 @@ def write_huggingface(
     write_json(output / "vocab.json", vocabulary)
     write_merges(output / "merges.txt", merges)
     path = output / "model.safetensors"
-    with whole(path) as file:
+    with atomic_file(path) as file:
         save_file(weights, file.name, metadata={"format": "pt"})
     return path
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    with whole(path) as file:
+    with atomic_file(path) as file:
         file.write((json.dumps(content, indent=None if len(content) > 100 else 2) + "\n").encode())
 
 
 def write_merges(path: Path, merges: reading.Merges) -> None:
     lines = [VERSION_LINE, *(" ".join(pair) for pair in merges)]
-    with whole(path) as file:
+    with atomic_file(path) as file:
         file.write(("\n".join(lines) + "\n").encode())
 
 
@@ -83,5 +83,5 @@ def write_dictionaries(output: Path, symbols: list[str], sides: Iterable[str]) -
     """dict.txt, and one for each side's language. Counts are not known; fairseq reads them but does not use them."""
     content = "".join(f"{symbol} 1\n" for symbol in symbols)
     for name in ("dict.txt", *(f"dict.{side}.txt" for side in sides)):
-        with whole(output / name) as file:
+        with atomic_file(output / name) as file:
             file.write(content.encode())

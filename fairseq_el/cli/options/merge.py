@@ -4,7 +4,7 @@ The result is the file that a single run would have written.
 
     fairseq-el merge part.*.jsonl --output summaries.jsonl
 
-All shards of one job must be there, each once and finished. Their records, such as part.03.jsonl.shard, are read from
+All shards of one job must be there, each once and finished. Their records, such as part.03.jsonl.job, are read from
 the same folder; a pattern may match them too.
 """
 

@@ -22,7 +22,8 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         "the model that comes with the package")  # fmt: skip
     add("--bpe-dir", metavar="DIR", help="folder with encoder.json and vocab.bpe, or with sentencepiece.model "
         "(default: the folder of the model)")  # fmt: skip
-    add("--preset", required=True, help=f"{presets}, or a YAML file like those in configs/")
+    add("--preset", help=f"{presets}, or a YAML file like those in configs/ (default: demo for the demo model, "
+        "gpt2_cnndm for language models, xsum or cnndm if the name of the model says so, else plain)")  # fmt: skip
     add("--search", default="beam", metavar="NAME", help="beam, diverse, greedy, or another of the preset's (default: "
         "beam)")  # fmt: skip
     add("--fp16", action="store_true", help="weights in half precision (default: as in the checkpoint)")
@@ -42,7 +43,7 @@ def preset_changes(args: argparse.Namespace, words: list[str]) -> dict[str, str]
 
 
 def further_options(words: list[str]) -> dict[str, str]:
-    """`--beam 2 --lenpen=1.5 --el-block-ngrams` by the names in presets; an option without a value is true."""
+    """`--beam 2 --lenpen=1.5 --el-stock-ngrams` by the names in presets; an option without a value is true."""
     options = {}
     while words:
         word, *words = words

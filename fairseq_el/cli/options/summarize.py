@@ -28,7 +28,7 @@ depends on measured times, as in any two runs: scores may then differ by roundin
 candidates are that close.
 
 All generation options of fairseq-generate that a preset can have are accepted too, each with a value: --beam 2,
---lenpen 1.5, --el-block-ngrams false.
+--lenpen 1.5, --el-stock-ngrams.
 """
 
 import argparse
