@@ -30,7 +30,9 @@ class SimulatedKernels:
         flops = 4 * queries.numel() * states.size(1)
         return self._run("el_attention", flops, queries, states, span, scale)
 
-    def decoder_attention(self, queries, num_heads, scale, prefix=None, span=None, slots=None, prompt=None, biases=None):
+    def decoder_attention(
+        self, queries, num_heads, scale, prefix=None, span=None, slots=None, prompt=None, biases=None
+    ):
         keys = (prefix[0].size(3) if prefix else 0) + (slots.used if slots else 0)
         flops = 4 * queries.numel() * keys
         return self._run("attention", flops, queries, num_heads, scale, prefix, span, slots, prompt, biases)
@@ -43,7 +45,8 @@ class SimulatedKernels:
         with torch._C.DisableTorchFunction(), _disable_current_modes():
             found = getattr(self, f"_{name}")(*data)
         results = found if isinstance(found, tuple) else (found,)
-        self.device.count_kernel(name, flops, sum(unique_bytes(on_host(t)) for t in tensors) + sum(map(unique_bytes, results)))
+        moved = sum(unique_bytes(on_host(tensor)) for tensor in tensors) + sum(map(unique_bytes, results))
+        self.device.count_kernel(name, flops, moved)
         return mapped(self.device.hold, found)
 
     def _el_attention(self, queries, states, span, scale):
@@ -65,7 +68,9 @@ class SimulatedKernels:
             mask = (position < span[0][:, None]) | (position >= span[1][:, None])
         slots = slots and slots.written()
         context, _ = fallback.decoder_attention(queries, num_heads, scale, prefix, mask, slots)
-        return context if prompt is None else self._with_prompt(context, queries, num_heads, scale, slots, prompt, biases)
+        if prompt is None:
+            return context
+        return self._with_prompt(context, queries, num_heads, scale, slots, prompt, biases)
 
     def _with_prompt(self, context, queries, num_heads, scale, slots, prompt, biases):
         """Joins attention to slots with what EL-attention found of the prompt."""

@@ -46,9 +46,9 @@ Hypotheses = list[list[dict[str, Tensor]]]
 class ELSequenceGenerator(SequenceGenerator):
     """Takes the arguments of fairseq's `SequenceGenerator` and finds the same hypotheses.
 
-    Two differences in the result: `hypo["attention"]` is empty unless alignments are asked for, because keeping it costs
-    more than all of H; and hypotheses of a beam search on a GPU are on the host. Like stock's, a generator serves one
-    call at a time; several may share a model.
+    Two differences in the result: `hypo["attention"]` is empty unless alignments are asked for, because keeping it
+    costs more than all of H; and hypotheses of a beam search on a GPU are on the host. Like stock's, a generator serves
+    one call at a time; several may share a model.
     """
 
     model: ELEnsemble
@@ -115,8 +115,8 @@ class ELSequenceGenerator(SequenceGenerator):
             self.state.reset()  # frees the caches
 
     def _searches_on_host(self, net_input: dict[str, Tensor]) -> bool:
-        """Whether fairseq's loop runs on the host while the model is on a GPU (see `device_logits`). The loop's device is
-        that of its sample, which speech would have to copy for it."""
+        """Whether fairseq's loop runs on the host while the model is on a GPU (see `device_logits`). The loop's device
+        is that of its sample, which speech would have to copy for it."""
         has_tokens = not source_of(net_input).is_floating_point()
         return self.model.returns_logits and not self.model.wants_weights and self.lm_model is None and has_tokens
 

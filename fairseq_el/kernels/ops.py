@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fairseq_el.kernels import build, fallback, native
-from fairseq_el.kernels.triton.library import kernels_for
 from fairseq_el.kernels.formats import NO_ACTIVATION, NO_PADDING, Activation, KeyValues, Padding, Slots
+from fairseq_el.kernels.triton.library import kernels_for
 
 LANES = 16
 """Rows of EL-attention that occupy one thread."""

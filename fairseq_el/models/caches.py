@@ -204,7 +204,7 @@ class PromptCache(SharedPrefixCache):
         return self.longest
 
     def positions(self, steps: int) -> Tensor:
-        """Position of each row's newest token, [b * x], from 1, after so many steps of a search that `starts_behind`."""
+        """Position of each row's newest token, [b * x], from 1, after so many steps of a search behind the prompts."""
         return (self.lengths + steps).repeat_interleave(self.beam_size)
 
     def begin_step(self, shape: Shape) -> None:

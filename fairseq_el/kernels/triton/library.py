@@ -39,7 +39,7 @@ def kernels_on(device: torch.device) -> "TritonKernels | None":
         logger.warning(f"falling back to torch for attention on {device} (slower): Triton's kernels fail ({error})")
         return None
     if not agrees:
-        logger.warning(f"falling back to torch for attention on {device} (slower): Triton's kernels compute wrong results")
+        logger.warning(f"falling back to torch for attention on {device} (slower): Triton's kernels are wrong there")
         return None
     logger.info(f"attention on {device} runs Triton's kernels")
     return kernels
@@ -48,9 +48,8 @@ def kernels_on(device: torch.device) -> "TritonKernels | None":
 def agrees_with_torch(kernels: "TritonKernels", device: torch.device) -> bool:
     """One small case each, in single precision."""
     draw = torch.Generator().manual_seed(0)
-    queries, states, keys, values = (
-        torch.randn(shape, generator=draw).to(device) for shape in ((2, 20, 64), (2, 40, 64), (2, 2, 32, 40), (2, 2, 32, 40))
-    )
+    shapes = (2, 20, 64), (2, 40, 64), (2, 2, 32, 40), (2, 2, 32, 40)
+    queries, states, keys, values = (torch.randn(shape, generator=draw).to(device) for shape in shapes)
     span = torch.tensor([0, 3]).to(device), torch.tensor([40, 37]).to(device)
     position = torch.arange(40, device=device)
     mask = (position < span[0].unsqueeze(1)) | (position >= span[1].unsqueeze(1))
