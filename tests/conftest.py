@@ -80,7 +80,7 @@ def el(demo_data):
 @pytest.fixture(scope="session")
 def perturbed_model(tmp_path_factory) -> Path:
     """A second model for ensembles: the demo model with a little noise on its weights."""
-    state = fairseq_el.checkpoints.loading.load(DEMO / "model.pt")
+    state = torch.load(DEMO / "model.pt", weights_only=True)
     noise = torch.Generator().manual_seed(5)
     for name, weight in state["model"].items():
         if weight.is_floating_point() and weight.dim() > 1:

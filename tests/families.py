@@ -1,7 +1,10 @@
 """A tiny checkpoint, data and command line for each family of fairseq models that generates with a beam search."""
 
+import io
 import random
 import sys
+import wave
+import zipfile
 from argparse import Namespace
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -121,7 +124,7 @@ FAMILIES = {
     "xm_transformer": Family(
         "speech_to_text",
         [],
-        ["--arch", "xm_transformer", *SMALL_DECODER, "--adaptor-n-layers", 1],
+        ["--arch", "xm_transformer", "--encoder-embed-dim", 32, *SMALL_DECODER, "--adaptor-n-layers", 1],
         speech="waveform", languages=None, encoder=WAV2VEC,
     ),
     "wav2vec_seq2seq": Family(
@@ -172,16 +175,20 @@ def binarise(lines: list[str], prefix: Path) -> None:
 
 def write_speech(kind: str, folder: Path, lines: list[str]) -> None:
     noise = np.random.default_rng(6)
-    sizes = [int(noise.integers(30, 90)) if kind == "fbank" else int(noise.integers(1500, 3000)) for _ in lines]
-    for number, size in enumerate(sizes):
-        shape = (size, 80) if kind == "fbank" else (size,)
-        np.save(folder / f"{number}.npy", noise.standard_normal(shape).astype(np.float32))
+    sizes = noise.integers(30, 90, len(lines)) if kind == "fbank" else noise.integers(1500, 3000, len(lines))
+    samples = [noise.standard_normal((size, 80) if kind == "fbank" else size) for size in sizes]
+    files = [f"{number}.wav" for number in range(len(lines))]
     if kind == "manifest":
-        rows = [str(folder), *(f"{number}.npy\t{size}" for number, size in enumerate(sizes))]
+        for file, waveform in zip(files, samples):
+            write_wave(folder / file, waveform)
+    else:
+        files = write_zip(folder / "audio.zip", samples)
+    if kind == "manifest":
+        rows = [str(folder), *(f"{file}\t{size}" for file, size in zip(files, sizes))]
         (folder / "test.ltr").write_text("\n".join(lines) + "\n")
     else:
         rows = ["id\taudio\tn_frames\ttgt_text\tspeaker"]
-        rows += [f"{n}\t{n}.npy\t{size}\t{line}\tspk" for n, (size, line) in enumerate(zip(sizes, lines))]
+        rows += [f"{file}\t{file}\t{size}\t{line}\tspk" for file, size, line in zip(files, sizes, lines)]
     (folder / "test.tsv").write_text("\n".join(rows) + "\n")
     (folder / "config.yaml").write_text(
         f"vocab_filename: dict.txt\naudio_root: {folder}\n"
@@ -189,11 +196,32 @@ def write_speech(kind: str, folder: Path, lines: list[str]) -> None:
     )
 
 
-class SoundFile(ModuleType):
-    """Stands for the library that reads audio files: here they are numpy's."""
+def write_zip(path: Path, samples: list[np.ndarray]) -> list[str]:
+    """As fairseq's scripts pack features; returns the name by which it reads each: archive, offset and size."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+        for number, sample in enumerate(samples):
+            buffer = io.BytesIO()
+            np.save(buffer, sample.astype(np.float32))
+            archive.writestr(f"{number}.npy", buffer.getvalue())
+    header = 30  # bytes, before a name
+    return [f"{path.name}:{i.header_offset + header + len(i.filename)}:{i.file_size}" for i in archive.infolist()]
 
-    def read(self, path: str, dtype: str) -> tuple[np.ndarray, int]:
-        return np.load(path).astype(dtype), 16000
+
+def write_wave(path: Path, samples: np.ndarray) -> None:
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(16000)
+        file.writeframes((samples * 5000).astype(np.int16).tobytes())
+
+
+class SoundFile(ModuleType):
+    """Stands for the library with which fairseq reads such files."""
+
+    def read(self, path: str, dtype: str, always_2d: bool = False, **options) -> tuple[np.ndarray, int]:
+        with wave.open(path, "rb") as file:
+            samples = np.frombuffer(file.readframes(file.getnframes()), np.int16).astype(dtype) / 32768
+            return samples[:, None] if always_2d else samples, file.getframerate()
 
 
 # ---- checkpoints

@@ -36,7 +36,7 @@ from torch import Tensor
 from fairseq_el import errors
 from fairseq_el.checkpoints import validation
 from fairseq_el.checkpoints.format import quiet
-from fairseq_el.checkpoints.huggingface import HuggingFaceFolder
+from fairseq_el.checkpoints.huggingface import HuggingFaceFolder, is_huggingface
 from fairseq_el.errors import UserError
 
 NUMBER = re.compile(r"b1|[iu][1248]|f[248]|c8|c16")  # numpy's codes of plain numbers
@@ -147,8 +147,10 @@ def load(source: str | os.PathLike[str] | HuggingFaceFolder) -> dict[str, Any]:
     `ConvertedWeights`. The settings are in `cfg`, whatever form the file has them in. Nothing in a file is run, and
     fairseq will do nothing with the settings but build a model. What is wrong with a file is said by a `UserError`.
     """
-    if isinstance(source, HuggingFaceFolder) or Path(source).is_dir():
-        return (source if isinstance(source, HuggingFaceFolder) else HuggingFaceFolder(Path(source))).state()
+    if isinstance(source, HuggingFaceFolder):
+        return source.state()
+    if is_huggingface(Path(source)):
+        return HuggingFaceFolder(Path(source)).state()
     path = str(source)
     try:
         validation.check_file(path)

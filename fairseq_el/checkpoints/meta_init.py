@@ -46,6 +46,10 @@ class NoCopies(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if func is Tensor.cpu and args[0].is_meta:
             return args[0]
+        if func in (Tensor.normal_, nn.init.normal_):
+            tensor = args[0] if args else (kwargs or {})["tensor"]
+            if tensor.is_meta:
+                return tensor  # torch would import its compiler for this no-op, which takes 0.8 s
         return func(*args, **(kwargs or {}))
 
 

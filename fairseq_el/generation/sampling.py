@@ -7,13 +7,11 @@ import torch
 from fairseq.data import Dictionary
 from fairseq.search import Sampling
 
-RANDOM_NUMBERS = threading.Lock()
-"""Held while torch's random number generator, which all threads share, is seeded and used."""
+RANDOM_NUMBERS = threading.Lock()  # torch has one global generator for all threads
 
 
 class TextSampling(Sampling):
-    """Sampling with random numbers that follow from the seed and the tokens so far: a prompt has the same continuation
-    at every call, in any batch."""
+    """Sampling seeded by the tokens generated so far and `seed`, so that a text gets the same samples in any batch."""
 
     def __init__(self, dictionary: Dictionary, stock: Sampling, seed: int):
         super().__init__(dictionary, stock.sampling_topk, stock.sampling_topp)

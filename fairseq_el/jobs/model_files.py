@@ -9,7 +9,7 @@ from typing import Any
 from fairseq.data import Dictionary
 
 from fairseq_el.checkpoints import loading
-from fairseq_el.checkpoints.huggingface import HuggingFaceFolder
+from fairseq_el.checkpoints.huggingface import HuggingFaceFolder, is_huggingface
 from fairseq_el.checkpoints.huggingface.reading import CONFIG, TOKENIZER
 from fairseq_el.errors import UserError
 from fairseq_el.resources import resource
@@ -33,15 +33,15 @@ class ModelFiles:
         if not path.exists() and str(model) == "demo":
             path = resource("demo")
         checkpoint = path / "model.pt" if path.is_dir() else path
-        if path.is_dir() and not checkpoint.is_file() and (path / CONFIG).is_file():
+        if not checkpoint.is_file() and is_huggingface(path):
             return cls(path, HuggingFaceFolder(path, Path(encoding) if encoding else None).tokenizer)
-        if path.is_dir() and not checkpoint.is_file():
+        if not checkpoint.is_file() and path.is_dir():
             raise UserError(
                 f"{path} has neither a model.pt, as fairseq's models have, nor a {CONFIG}, as Hugging Face's have: "
                 "give the folder of a model, or its checkpoint"
             )
         if not checkpoint.is_file():
-            raise UserError(f"there is no model {path}: give the folder of one, its checkpoint, or demo")
+            raise UserError(f"there is no checkpoint {path}: give the folder of a model, its checkpoint, or demo")
         return cls(checkpoint, find_encoding(Path(encoding) if encoding else checkpoint.parent))
 
     @cached_property

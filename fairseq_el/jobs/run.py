@@ -4,13 +4,13 @@ An engine does the work: `OneProcess` here, or the processes of `ray_engine.py`.
 a resumed job; so scores equal those of an undisturbed run.
 """
 
-import ctypes
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from tqdm import tqdm
 
+from fairseq_el import heap
 from fairseq_el.jobs.batching import Batcher, Source
 from fairseq_el.jobs.inputs import Item, Texts
 from fairseq_el.jobs.journal import Journal, from_line
@@ -127,14 +127,6 @@ def read_record(file: Any, offset: int) -> dict[str, Any]:
     return from_line(file.readline())
 
 
-def return_freed_memory() -> None:
-    """Returns freed memory to the system. Batches of many sizes fragment glibc's heap, so that a process would grow for
-    hours. Once per window, which takes milliseconds."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # only glibc has it
-    if trim is not None:
-        trim(0)
-
-
 class Run:
     """Yields results in the order of the texts, and records each batch in the journal once it is done."""
 
@@ -156,7 +148,7 @@ class Run:
                 self._keep(part, texts)
             for index, item in enumerate(window):
                 yield item, self.waiting.pop(first + index, [])
-            return_freed_memory()
+            heap.trim()  # batches of ever new sizes leave gaps: a process would grow for hours
 
     def _from_journal(self, window: int) -> set[int]:
         """Takes the recorded results of a window; returns their lines."""

@@ -8,6 +8,7 @@ from fairseq.models import BaseFairseqModel
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, TransformerEncoderLayerBase
 from torch import Tensor, nn
 
+from fairseq_el import heap
 from fairseq_el.kernels import ops
 from fairseq_el.kernels.linear import PackedLinear, PackedMatrix
 from fairseq_el.kernels.weights import ACTIVATION_OF, FORMATS, FP16, FP32, FP32_ROW_MAJOR, available
@@ -54,6 +55,8 @@ def pack(model: BaseFairseqModel, choice: str = "auto") -> None:
         if kind is not None:
             replace_layers(parent, names, kind)
             counts[kind] += len(names)
+            del linears, weights
+            heap.trim()  # else the gaps that weights leave add up to a second copy of the model
     for block in feed_forward_blocks(model):
         fuse_activation(block)
     for tensor in [*model.parameters(), *model.buffers()]:

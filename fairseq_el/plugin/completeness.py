@@ -54,7 +54,8 @@ class AllSentences:
     def get_batch_iterator(self, dataset, max_tokens=None, max_sentences=None, *args, **options):
         iterator = super().get_batch_iterator(dataset, max_tokens, max_sentences, *args, **options)
         trains = "grouped_shuffling" in options  # which fairseq's trainer passes with its training set alone
-        if not trains and isinstance(iterator, EpochBatchIterator) and not isinstance(iterator.batch_sampler, AllBatches):
+        is_stock = isinstance(iterator, EpochBatchIterator) and not isinstance(iterator.batch_sampler, AllBatches)
+        if is_stock and not trains:
             limits = {"max_tokens": max_tokens, "max_sentences": max_sentences}
             iterator.batch_sampler = AllBatches(iterator, self, limits)
             iterator._frozen_batches = None

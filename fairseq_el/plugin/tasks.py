@@ -249,7 +249,8 @@ def el_task(stock: type[FairseqTask]) -> type[FairseqTask]:
         mixins.insert(0, RougeValidation)
     if issubclass(stock, TranslationFromPretrainedXLMTask):
         mixins.insert(0, MaskedLMDictionaries)
-    return type(f"EL{stock.__name__}", (*mixins, stock), {"__doc__": f"{stock.__name__}, generating with EL-attention."})
+    doc = f"fairseq's {stock.__name__}, generating with EL-attention."
+    return type(f"EL{stock.__name__}", (*mixins, stock), {"__doc__": doc})
 
 
 @dataclass
@@ -288,5 +289,4 @@ class ELLanguageModelingTask(ELGeneration, LanguageModelingTask):
 def generate_with_el(task: FairseqTask) -> None:
     """Makes one task object, in place, build `ELSequenceGenerator`s from now on."""
     if not isinstance(task, ELGeneration):
-        stock: type[FairseqTask] = type(task)
-        task.__class__ = el_task(stock)  # type: ignore[arg-type]
+        task.__class__ = el_task(type(task))  # type: ignore[arg-type]

@@ -34,9 +34,12 @@ class TextFormat:
     def parse(cls, settings: Any, languages: dict[str, str], source: Dictionary, target: Dictionary) -> "TextFormat":
         """settings: of the checkpoint's task; languages: `source_lang` and `target_lang`, if not those in settings."""
         languages = {name: languages.get(name) or getattr(settings, name, None) or "" for name in LANGUAGES.values()}
-        framed = [row_of(symbol, languages, source) for symbol in settings.source_format.split()]
-        start, *forced = [row_of(symbol, languages, target) for symbol in settings.target_start.split()]
-        text = settings.source_format.split().index(TEXT)
+        symbols, starts = (str(getattr(settings, name, "")).split() for name in ("source_format", "target_start"))
+        if symbols.count(TEXT) != 1 or not starts or TEXT in starts:
+            raise UserError("the checkpoint's settings source_format and target_start are damaged: get it again")
+        framed = [row_of(symbol, languages, source) for symbol in symbols]
+        start, *forced = [row_of(symbol, languages, target) for symbol in starts]
+        text = symbols.index(TEXT)
         return cls(framed[:text], framed[text + 1 :], start, forced)
 
     def frame(self, sample: dict[str, Any], dictionary: Dictionary, left_pad: bool) -> dict[str, Any]:

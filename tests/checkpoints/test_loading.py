@@ -91,7 +91,7 @@ def test_a_legacy_file_is_what_fairseq_released_in_2019(made):
     assert not zipfile.is_zipfile(path)
     for name in ("AverageMeter", "TimeMeter", "StopwatchMeter"):
         assert f"cfairseq.meters\n{name}\n".encode() in path.read_bytes()
-    state = loading.load(path)
+    state = torch.load(path, weights_only=True)
     assert isinstance(state["args"], argparse.Namespace)
     assert (state["args"].ddp_backend, state["args"].left_pad_source) == ("no_c10d", "True")
     assert not hasattr(state["args"], "stop_min_lr")  # of a later fairseq; then, it was min_lr
@@ -322,7 +322,7 @@ def test_the_command_line_refuses_in_one_line(made, tmp_path):
 
 
 def test_a_refused_class_of_a_trusted_file_can_be_removed_as_the_message_says(made, tmp_path):
-    state = loading.load(made())
+    state = torch.load(made(), weights_only=True)
     state["extra_state"]["vocabulary"] = Dictionary()
     path = tmp_path / "own.pt"
     torch.save(state, path)
@@ -398,7 +398,7 @@ def test_made_weights_are_exact_in_half_precision(made):
 
 
 def test_a_made_checkpoint_has_the_entries_of_one_fairseq_train_wrote(made):
-    trained, ours = loading.load(DEMO / "model.pt"), loading.load(made())
+    trained, ours = (torch.load(path, weights_only=True) for path in (DEMO / "model.pt", made()))
     assert ours.keys() == trained.keys()
     assert ours["cfg"].keys() == trained["cfg"].keys()
     assert ours["cfg"]["task"].keys() == trained["cfg"]["task"].keys()

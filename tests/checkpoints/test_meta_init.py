@@ -10,6 +10,7 @@ from torch import nn
 import fairseq_el.plugin.tasks
 from fairseq_el import Summarizer
 from fairseq_el.checkpoints.meta_init import build_on_meta, precision_of
+from fairseq_el.jobs.batching import Source
 from helpers import DEMO, run_command
 from make_checkpoint import make_checkpoint
 
@@ -88,10 +89,12 @@ def test_models_are_built_without_weights_of_their_own(model, monkeypatch):
 @pytest.mark.parametrize("arch", ["bart_base", "transformer"])  # learned positions, and computed ones
 def test_a_model_built_on_meta_holds_what_stock_fairseq_loads(tmp_path, arch, dtype):
     path = make_checkpoint(arch, tmp_path, vocab=6000, settings=TINY, dtype=dtype)
-    texts = (DEMO / "test.source").read_text(encoding="utf-8").splitlines()[:3]
-    options = {"bpe": DEMO, "cpu": True, "max_len_b": 6}
+    numbers = torch.Generator().manual_seed(1)
+    sources = [Source(torch.randint(4, 6000, (20,), generator=numbers).tolist(), False) for _ in range(3)]
+    options = {"bpe_dir": DEMO, "cpu": True, "max_len_b": 6}
     ours, stock = (Summarizer.load(path, "demo", stock=is_stock, **options) for is_stock in (False, True))
-    assert ours(texts) == stock(texts)
+    tokens = [[best.tokens for (best,) in system.generate(sources)] for system in (ours, stock)]
+    assert tokens[0] == tokens[1]
     mine, theirs = ours.model.state_dict(), stock.model.state_dict()
     assert mine.keys() == theirs.keys()
     for name, weight in theirs.items():

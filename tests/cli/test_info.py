@@ -10,11 +10,11 @@ import torch
 from fairseq_el.cli import engine_info, info
 from fairseq_el.cli.main import main
 from fairseq_el.jobs.summarizer import Summarizer
-from fairseq_el.kernels import ops
-from fairseq_el.models import policy
+from fairseq_el.kernels import build
+from fairseq_el.models import costs
 from helpers import DEMO, run_command
 
-FAST = policy.Machine(flops_per_second=200e9, bytes_per_second=20e9, el_flops_per_second=150e9)
+FAST = costs.Machine(flops_per_second=200e9, bytes_per_second=20e9, el_flops_per_second=150e9)
 
 
 @pytest.fixture
@@ -49,11 +49,11 @@ def test_features_are_those_that_torch_finds(report):
 
 def test_the_kernels_in_use_are_named(report):
     kernels = report()["kernels"]
-    if ops.library() is None:
+    if build.library() is None:
         assert kernels["state"] in ("not compiled", "switched off", "compiled, but the results differ from torch's")
     else:
         assert kernels["state"] == "compiled, results checked against torch's"
-        assert kernels["file"] == ops.library()._name
+        assert kernels["file"] == build.library()._name
 
 
 def test_the_model_is_described_as_it_is_loaded(report):
@@ -61,15 +61,15 @@ def test_the_model_is_described_as_it_is_loaded(report):
     loaded = Summarizer.load("demo", "demo", stock=True).generator.model.single_model
     assert model["parameters"] == sum(parameter.numel() for parameter in loaded.parameters())
     assert model["checkpoint"] == str(DEMO / "model.pt")
-    if ops.library() is not None:  # the demo's weights are stored in half precision
+    if build.library() is not None:  # the demo's weights are stored in half precision
         assert model["precision"].startswith("fp16 in memory, which is exact for all")
 
 
 def test_attention_follows_the_policy(monkeypatch):
     """Where EL-attention's products are fast nothing else is worth building; where they are slow, K and V are."""
-    shape = policy.Shape(batch=8, beam=4, length=1024, heads=16, width=1024)
+    shape = costs.Shape(batch=8, beam=4, length=1024, heads=16, width=1024)
     for el_flops, expected in ((1e15, "EL-attention"), (1e9, "K and V from the first step")):
-        machine = policy.Machine(200e9, 20e9, el_flops)
+        machine = costs.Machine(200e9, 20e9, el_flops)
         monkeypatch.setattr(engine_info, "machine", lambda machine=machine: machine)
         assert engine_info.source_form(shape) == expected
 
@@ -77,7 +77,7 @@ def test_attention_follows_the_policy(monkeypatch):
 @pytest.mark.parametrize(
     ("variable", "value", "state", "problem"),
     [
-        (ops.OFF, "0", "switched off", "unset FAIRSEQ_EL_NATIVE"),
+        (build.OFF, "0", "switched off", "unset FAIRSEQ_EL_NATIVE"),
         ("CXX", "no-such-compiler", "not compiled", "name another compiler in CXX"),
         ("PATH", "", "not compiled", "install g++ or clang++, or name a compiler in CXX"),
     ],
@@ -92,8 +92,8 @@ def test_missing_kernels_are_a_problem_with_a_remedy(monkeypatch, tmp_path, vari
 
 def test_kernels_that_disagree_are_a_problem(monkeypatch, tmp_path):
     monkeypatch.setenv("CXX", "c++")
-    monkeypatch.setattr(ops, "compiled_library", lambda: tmp_path / "kernels.so")
-    monkeypatch.setattr(ops, "library", lambda: None)
+    monkeypatch.setattr(build, "compiled_library", lambda: tmp_path / "kernels.so")
+    monkeypatch.setattr(build, "library", lambda: None)
     found, said = engine_info.describe_kernels()
     assert "differ" in found["state"] and "fail their check" in said
 

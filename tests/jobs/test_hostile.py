@@ -133,7 +133,7 @@ def hurt(tmp_path_factory, bart) -> Path:
 
 @pytest.fixture(scope="module")
 def state(bart):
-    return loading.load(bart / "model.pt")
+    return torch.load(bart / "model.pt", weights_only=True)
 
 
 @pytest.fixture(scope="module")

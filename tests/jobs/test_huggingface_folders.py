@@ -188,6 +188,15 @@ def test_a_long_text_is_cut_to_leave_room_for_special_tokens(folders, load):
         assert summarize(["the cat sings on " * 30])[0]
 
 
+def test_damaged_settings_of_special_tokens_are_refused_in_one_line(folders, load, tmp_path):
+    path = convert(folders("bart"), tmp_path)
+    state = torch.load(path, weights_only=True)
+    for damage in ({"source_format": "<s> </s>"}, {"source_format": 3}, {"target_start": ""}):
+        torch.save(state | {"cfg": state["cfg"] | {"task": state["cfg"]["task"] | damage}}, path)
+        with pytest.raises(UserError, match="source_format and target_start are damaged: get it again"):
+            load(path, "bart")
+
+
 # --- files ---------------------------------------------------------------------------------------
 
 

@@ -59,9 +59,7 @@ def working_stock(monkeypatch):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_finds_what_stock_finds(name, made, working_stock, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "soundfile", SoundFile("soundfile"))
-    built = []
-    init = ELSequenceGenerator.__init__
-    monkeypatch.setattr(ELSequenceGenerator, "__init__", lambda self, *a, **k: (init(self, *a, **k), built.append(self))[0])
+    built = remember_generators(monkeypatch)
     with monkeypatch.context() as patch:
         patch.setattr(TranslationFromPretrainedXLMTask, "load_dictionary", MaskedLMDictionaries.load_dictionary)
         words = made(FAMILIES[name]) + SEARCH
@@ -71,6 +69,17 @@ def test_every_family_finds_what_stock_finds(name, made, working_stock, tmp_path
     assert len(built) == 1
     assert sum(map(len, theirs.values())) in (2 * SENTENCES, 2 * (SENTENCES // 2) * 2)  # or of two languages
     assert_same_texts(ours, theirs)
+
+
+def remember_generators(monkeypatch) -> list[ELSequenceGenerator]:
+    built, init = [], ELSequenceGenerator.__init__
+
+    def remembering(self, *args, **options):
+        init(self, *args, **options)
+        built.append(self)
+
+    monkeypatch.setattr(ELSequenceGenerator, "__init__", remembering)
+    return built
 
 
 def assert_same_texts(ours: dict[int, list], theirs: dict[int, list]) -> None:

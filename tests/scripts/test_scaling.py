@@ -103,17 +103,17 @@ def test_what_one_process_does_is_really_done(tmp_path):
     """The driver writes every article once; planned batches hold every token once."""
     settings = scaling.QUICK
     article, summary = scaling.text_of(settings.tokens_in), scaling.text_of(settings.tokens_out)
-    reader = scaling.demo_reader()
-    assert [len(reader.encode(text).tokens) for text in (article, summary)] == pytest.approx([32, 7], abs=1)
+    batcher = scaling.demo_batcher()
+    assert [len(batcher.encode(text).tokens) for text in (article, summary)] == pytest.approx([32, 7], abs=1)
     source = tmp_path / "in.jsonl"
     source.write_text((json.dumps({"id": "1", "article": article}) + "\n") * (scaling.WINDOW + 300))
     record = scaling.measure_driver(settings, source, summary)
     lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
-    assert lines == [{"id": "1", "article": article, "summary": summary}] * (scaling.WINDOW + 300)
+    assert lines == [{"id": "1", "article": article, "summary": summary, "score": 0.0}] * (scaling.WINDOW + 300)
     assert record["articles"] == len(lines) and record["output_bytes"] == (tmp_path / "out.jsonl").stat().st_size
     assert not list(tmp_path.glob("*.journal")) and min(record["check_seconds"], record["run_seconds"]) > 0
     planned = scaling.measure_planner(source)
     assert planned["articles"] == scaling.WINDOW and planned["seconds"] > 0
-    tokens = len(reader.encode(article).tokens) * scaling.WINDOW
+    tokens = len(batcher.encode(article).tokens) * scaling.WINDOW
     assert tokens < planned["row_bytes"] < 20 * tokens
     assert Texts(str(source), True, None).count == len(lines)

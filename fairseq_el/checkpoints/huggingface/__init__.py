@@ -8,6 +8,6 @@
 """
 
 from fairseq_el.checkpoints.huggingface.export import bart_to_huggingface
-from fairseq_el.checkpoints.huggingface.folder import HuggingFaceFolder
+from fairseq_el.checkpoints.huggingface.folder import HuggingFaceFolder, is_huggingface
 
-__all__ = ["HuggingFaceFolder", "bart_to_huggingface"]
+__all__ = ["HuggingFaceFolder", "bart_to_huggingface", "is_huggingface"]

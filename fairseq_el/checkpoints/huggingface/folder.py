@@ -18,6 +18,10 @@ KINDS = {"bart": bart, "mbart": bart, "gpt2": gpt2}  # by `model_type`
 ARCHITECTURES = {"bart": "bart_large", "mbart": "mbart_large", "gpt2": "transformer_lm_gpt"}
 
 
+def is_huggingface(path: Path) -> bool:
+    return (path / reading.CONFIG).is_file()
+
+
 class HuggingFaceFolder:
     """A BART, mBART or GPT-2. What is wrong with its files is said by a `UserError`, when they are needed."""
 

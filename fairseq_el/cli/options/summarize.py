@@ -9,7 +9,8 @@ output has the same objects with "summary" and its "score" added. Blank texts ge
 position.
 
 Finished batches are kept in OUTPUT.journal. A run that was interrupted or killed continues with --resume, and ends with
-the file that an undisturbed run writes.
+the file that an undisturbed run writes. A finished output has a small record OUTPUT.job, which tells --resume and merge
+what job it is of.
 
 Where memory runs short, a batch is split, down to one text. A text that fails even alone, or for which the model
 computes NaN, ends the run, or is skipped with --on-error skip.
