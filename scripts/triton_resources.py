@@ -32,7 +32,7 @@ def configuration(kernel: str, capability: int, dtype: str) -> tuple[launch.Tile
     if kernel == "el_attention":
         widths = [d for d in (1024, 512) if launch.el_tile(capability, DTYPES[dtype], d)]
         tile = launch.el_tile(capability, DTYPES[dtype], widths[0])
-        constants: dict[str, Any] = {"BLOCK_D": widths[0], "HAS_LSE": True}
+        constants: dict[str, Any] = {"BLOCK_D": widths[0]}
     else:
         tile = launch.ATTENTION_TILE
         flags = ("HAS_SHARED", "HAS_SLOTS", "HAS_NEW", "HAS_PROMPT", "HAS_BIAS")

@@ -299,6 +299,7 @@ class HostCalls(TorchFunctionMode):
             Tensor.cuda: self.cuda, Tensor.tolist: self.tolist, Tensor.numpy: self.numpy,
             Tensor.data_ptr: self.data_ptr, Tensor.pin_memory: self.pin_memory, Tensor.__getitem__: self.getitem,
             Tensor.__setitem__: self.setitem, F.scaled_dot_product_attention: self.attention,
+            torch.tensor: self.new_tensor,
         }  # fmt: skip
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
@@ -311,6 +312,10 @@ class HostCalls(TorchFunctionMode):
 
     def cuda(self, func, x: Tensor, *device, **options) -> Tensor:
         return x.to(CUDA)
+
+    def new_tensor(self, func, data: Any, device: Any = None, **options) -> Tensor:
+        tensor = func(data, **options)
+        return tensor if device is None else tensor.to(with_index(device))
 
     def tolist(self, func, x: Tensor) -> Any:
         if isinstance(x, SimulatedTensor):

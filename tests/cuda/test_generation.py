@@ -5,18 +5,23 @@ import functools
 import pytest
 import torch
 from fairseq import search
+from fairseq.models.bart import BARTModel
 from fairseq.sequence_generator import SequenceGenerator
+from fairseq.token_generation_constraints import pack_constraints
 
 import fairseq_el
 from fairseq_el.generation.generator import ELSequenceGenerator, ELSequenceGeneratorWithAlignment
 from fairseq_el.generation.language import ELLanguageGenerator
+from fairseq_el.jobs.summarizer import Summarizer
+from fairseq_el.models import caches
+from fairseq_el.models.costs import Machine
 from helpers import DEMO, TEXTS, assert_same_hypotheses
 from models import DICTIONARY, build, generate, kernels, on_cpu, prompts, sources
 from simulated_device import SimulatedDevice
 
 PREFIX = torch.tensor([[7, 8, 9], [7, 1, 1], [12, 13, 1]])
 CLOSED = torch.tensor([[7, 8], [9, 2], [5, 1]])  # the second is a whole text
-CONSTRAINTS = torch.tensor([[1, 40, 0, 0], [2, 50, 0, 60], [0, 0, 0, 0]])  # packed: how many, tokens, each with a 0
+CONSTRAINTS = pack_constraints([[torch.tensor([40])], [torch.tensor([50, 51]), torch.tensor([60])], []])
 
 
 def generator(cls, models, **options):
@@ -41,7 +46,8 @@ STRATEGIES = {
     "sampling": ({"search_strategy": strategy(search.Sampling, sampling_topk=5)}, {}),
     "top-p": ({"search_strategy": strategy(search.Sampling, sampling_topp=0.8)}, {}),
     "constraints": (
-        {"search_strategy": strategy(search.LexicallyConstrainedBeamSearch, representation="unordered"), "max_len_b": 12},
+        {"search_strategy": strategy(search.LexicallyConstrainedBeamSearch, representation="unordered"),
+         "max_len_b": 12},
         {"constraints": CONSTRAINTS},
     ),
 }  # fmt: skip
@@ -151,39 +157,27 @@ def test_the_kernels_themselves_by_tritons_interpreter():
         assert_same_hypotheses(gpu, cpu)
 
 
-def test_an_accelerated_hub_model(tmp_path):
-    hub = fairseq_el.accelerate(demo_hub())
-    texts = TEXTS[:2]
-    expected = hub.translate(texts, beam=2, max_len_b=12)
+def test_an_accelerated_hub_model(demo_data):
+    hub = BARTModel.from_pretrained(
+        str(DEMO), data_name_or_path=str(demo_data), bpe="sentencepiece",
+        sentencepiece_model=str(DEMO / "sentencepiece.model"),
+    )  # fmt: skip
+    fairseq_el.accelerate(hub)
+    expected = hub.sample(TEXTS[:2], beam=2, max_len_b=12)
     with SimulatedDevice() as device, kernels(device, "triton"):
-        hub.cuda()
-        assert hub.translate(texts, beam=2, max_len_b=12) == expected
+        assert hub.cuda().sample(TEXTS[:2], beam=2, max_len_b=12) == expected
         assert device.launches > 0
 
 
-def demo_hub():
-    from fairseq.models.bart import BARTModel
-
-    return BARTModel.from_pretrained(
-        str(DEMO), "model.pt", str(DEMO), bpe="sentencepiece", sentencepiece_model=str(DEMO / "sentencepiece.model"),
-        task="translation", source_lang="source", target_lang="target",
-    )  # fmt: skip
-
-
 def test_the_summarizer():
-    from fairseq_el.jobs.summarizer import Summarizer
-
     options = {"preset": "demo", "search": "greedy"}
-    expected = Summarizer.load(DEMO, **options, cpu=True).summarize(TEXTS[:2])
+    expected = Summarizer.load(DEMO, **options)(TEXTS[:2])
     with SimulatedDevice() as device, kernels(device, "triton"):
         summarizer = Summarizer.load(DEMO, **options)
         assert next(summarizer.model.parameters()).is_cuda
-        assert summarizer.summarize(TEXTS[:2]) == expected
+        assert summarizer(TEXTS[:2]) == expected
 
 
 def fast_measurement(monkeypatch) -> None:
     """`auto` measures the device, with 18 GFLOP: what it decides is no matter here."""
-    from fairseq_el.models import caches
-    from fairseq_el.models.costs import Machine
-
     monkeypatch.setattr(caches, "measure_machine", lambda *arguments: Machine(1e12, 1e11, 1e11))

@@ -26,6 +26,7 @@ def test_tensors_say_they_are_on_cuda_and_hold_the_numbers(device):
         assert moved.device == torch.device("cuda:0") and moved.is_cuda and not moved.is_meta
         assert moved.shape == (2, 3) and torch.equal(moved.cpu(), numbers)
     assert torch.zeros(2, device="cuda").is_cuda and moved.new_zeros(2).is_cuda
+    assert torch.tensor([1, 2], device="cuda").is_cuda and torch.arange(3, device=moved.device).is_cuda
     assert torch.ones(2).type_as(moved).is_cuda and torch.cuda.is_available()
     assert not torch.empty(2, device="meta").is_cuda
 

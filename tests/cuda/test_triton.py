@@ -15,6 +15,7 @@ from helpers import ROOT
 
 pytest.importorskip("triton", reason="Triton is not installed: pip install triton==3.9.0")
 
+from fairseq_el.kernels.formats import Slots  # noqa: E402
 from fairseq_el.kernels.triton import launch  # noqa: E402  (imports Triton)
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3}  # of values around 1
@@ -36,9 +37,6 @@ def close(ours: torch.Tensor, expected: torch.Tensor) -> bool:
 
 # ---- EL-attention
 
-TILE = launch.Tile(keys=16, warps=4, stages=1)
-
-
 @settings(max_examples=12)
 @given(
     b=st.integers(1, 3), rows=st.integers(1, 96), n=st.integers(1, 70), d=st.sampled_from([64, 192, 768, 1024]),
@@ -50,7 +48,7 @@ TILE = launch.Tile(keys=16, warps=4, stages=1)
 def test_el_attention_is_softmax_over_h(b, rows, n, d, dtype, processors):
     queries, states, span = random(b, rows, d, dtype=dtype), random(b, n, d, dtype=dtype), random_span(b, n)
     scale = d**-0.5
-    out, lse = launch.attend_states(queries, states, span, scale, TILE, processors, with_lse=True)
+    out, lse = launch.TritonKernels(80, processors).el_attention(queries, states, span, scale)
     for s in range(b):
         hidden = states[s, span[0][s] : span[1][s]].double()
         scores = scale * queries[s].double() @ hidden.T
@@ -95,24 +93,24 @@ def test_attention_is_one_softmax_over_all_parts(b, x, h, d_k, n, steps, dtype, 
     if has_slots:
         old = [t.clone() for t in slots]
         if fresh:
-            newest = tuple(random(b, x, width, dtype=dtype) for _ in range(2))
+            product = random(b, x, 3 * width, dtype=dtype)  # of a fused projection
+            newest = tuple(part.view(b, x, h, d_k).transpose(1, 2) for part in product.split(width, dim=2)[1:])
             for kept, new in zip(old, newest):
-                kept[:, :, used - x : used] = new.view(b, x, h, d_k).transpose(1, 2)
-            options["newest"] = newest
-        options |= {"slots": slots, "beam_mask": beam_mask, "used": used}
+                kept[:, :, used - x : used] = new
+        options["slots"] = Slots(*slots, beam_mask, used, newest if fresh else None)
         keys.append(old[0][:, :, :used].double())
         values.append(old[1][:, :, :used].double())
         seen.append(~beam_mask[:, :, :used])
     position = torch.arange(n)
     in_span = (position >= span[0][:, None]) & (position < span[1][:, None])
     if has_shared:
-        options |= {"shared": shared, "span": span}
+        options |= {"prefix": shared, "span": span}
         keys.append(shared[0].mT.double())
         values.append(shared[1].mT.double())
         seen.append(in_span[:, None].expand(b, x, n))
     if parts == "prompt":
         options |= el_prompt(q, n, in_span, scale, dtype, keys, values, seen)
-    out = launch.attend(queries, h, scale, **options)
+    out = launch.TritonKernels(80, 108).decoder_attention(queries, h, scale, **options)
 
     scores = scale * q @ torch.cat(keys, dim=2).mT
     scores = scores.masked_fill(~torch.cat(seen, dim=-1).unsqueeze(1), float("-inf"))
@@ -137,7 +135,7 @@ def el_prompt(q, n, in_span, scale, dtype, keys, values, seen) -> dict:
     scores = scale * q @ without_bias.mT
     scores = scores.masked_fill(~in_span[:, None, None], float("-inf"))
     context = (scores.softmax(-1) @ prompt_values).transpose(1, 2).reshape(b, x, width)
-    lse = scores.logsumexp(-1).reshape(b, h * x) / math.log(2)
+    lse = scores.logsumexp(-1).transpose(1, 2).reshape(b, x * h) / math.log(2)
     bias_of_keys, bias_of_values = (bias.double().view(h, 1, d_k) for bias in biases)
     keys.append(without_bias + bias_of_keys)
     values.append(prompt_values + bias_of_values)
