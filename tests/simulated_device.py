@@ -14,6 +14,7 @@ rather than stock fairseq use, count as several, so a comparison errs to our dis
 
 import ctypes
 import functools
+import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable
@@ -103,8 +104,9 @@ class SimulatedDevice:
         self.pretence = mock.patch.multiple(
             torch.cuda, _lazy_init=lambda: None, is_available=lambda: True, device_count=lambda: 1,
             current_device=lambda: 0, synchronize=lambda *device: None, get_device_capability=lambda *device: (8, 0),
-            get_device_name=lambda *device: "simulated device",
+            get_device_name=lambda *device: "simulated device", set_sync_debug_mode=self.set_sync_debug_mode,
         )  # fmt: skip
+        self.warns = False  # where the host waits
         self.users: Counter[int] = Counter()  # tensors that share a storage
         self.allocated = self.peak = 0  # bytes
         self.reset()
@@ -146,7 +148,12 @@ class SimulatedDevice:
 
     # ---- counting
 
+    def set_sync_debug_mode(self, mode: str) -> None:
+        self.warns = mode == "warn"
+
     def count_read(self) -> None:
+        if self.warns:
+            warnings.warn("called a synchronizing CUDA operation", stacklevel=2)
         self.reads += 1
         self.lines["read", calling_line()] += 1
 

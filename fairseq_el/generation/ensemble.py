@@ -147,6 +147,7 @@ class ELEnsemble(EnsembleModelWithAlignment):
             past.begin_step(padded=tokens[:, -1].eq(model.decoder.padding_idx))
             prefix.begin_step(attention_shape(model, prefix.batch(), self.beam_size, prefix.length()))
             layer_state[prefix.KEY] = prefix
+        self.profile.steps += 1
         with self.profile.time("decoder"):
             result = self._decode(tokens, incremental_states, temperature)
         for prefix in caches:

@@ -151,7 +151,7 @@ class ELAttention(MultiheadAttention):
         """EL-attention. q: [b, r, d], states: [b, n, d_source]; returns [b, r, d] and, if needed, weights
         [b, h, r, n]."""
         b, r, _ = q.shape
-        if q.is_cuda and not need_weights:
+        if q.is_cuda and not need_weights and not q.requires_grad:
             expanded = expand_query_in_place(q, self.k_proj.weight, self.num_heads, self.scaling)
             context, _ = ops.el_attention(expanded, states, padding)
             context = collapse_context_in_place(context, self.v_proj.weight, self.num_heads)

@@ -30,6 +30,8 @@ from fairseq_el.checkpoints.format import configuration, quiet, training_args
 from fairseq_el.checkpoints.meta_init import NoCopies, make_empty_attributes_real
 from fairseq_el.generation.generator import ELSequenceGenerator
 from fairseq_el.generation.language import ELLanguageGenerator
+from fairseq_el.kernels.packing import pack
+from fairseq_el.kernels.triton import library
 
 sys.path.append(str(ROOT / "tests"))
 from simulated_costs import Kernel  # noqa: E402  (in tests/)
@@ -50,9 +52,11 @@ class Phase:
         """self: of one layer, other: of two."""
         more = layers - 1
         kernels = Counter(self.kernels)
-        for kernel, times in (other.kernels | self.kernels).items():
-            kernels[kernel] = self.kernels[kernel] + more * (other.kernels[kernel] - self.kernels[kernel])
-        return Phase(kernels, self.reads + more * (other.reads - self.reads), self.peak + more * (other.peak - self.peak))
+        for kernel in {*other.kernels, *self.kernels}:
+            kernels[kernel] += more * (other.kernels[kernel] - self.kernels[kernel])
+        return Phase(
+            kernels, self.reads + more * (other.reads - self.reads), self.peak + more * (other.peak - self.peak)
+        )
 
 
 @dataclass
@@ -81,7 +85,8 @@ def count_generation(
     task: Task, search: str, batch: int, length: int, system: str, dtype: torch.dtype, old_release: bool = True
 ) -> Generation:
     """Of sources with so many tokens. system: `baseline` is multi-head attention with a cache for every beam, `always`
-    EL-attention. old_release: whether the baseline moves the source's keys and values with the beams."""
+    EL-attention of this package by torch's operations. old_release: whether the baseline moves the source's keys and
+    values with the beams, as the paper's did."""
     one, two = (count_phases(task, search, batch, length, system, dtype, layers, old_release) for layers in (1, 2))
     return Generation(*(a.with_layers(b, task.model.layers) for a, b in zip(one, two)))
 
@@ -91,7 +96,7 @@ def count_phases(
 ) -> list[Phase]:
     """Of the source, and of an early and a late step."""
     model, dictionary = build(task.model, layers)
-    with ShapesOnlyDevice() as device, torch.no_grad():
+    with ShapesOnlyDevice() as device, torch.no_grad(), mock.patch.object(library, "kernels_on", lambda device: None):
         if system == "baseline":
             for layer in model.decoder.layers if old_release else ():
                 for attention in filter(None, (layer.self_attn, layer.encoder_attn)):
@@ -99,9 +104,13 @@ def count_phases(
         else:
             model = fairseq_el.accelerate(model)
         model.eval().cuda().to(dtype)
+        if system != "baseline":
+            pack(model)
         generator = build_generator(task, search, system, model, dictionary)
-        with phases(device, generator, task.model.is_language_model and system == "baseline", length) as found:
-            generator.generate([model], **arguments(task, batch, length, dictionary))
+        fills_cache = task.model.is_language_model and system == "baseline"
+        with phases(device, generator, fills_cache, length) as found:
+            has_prefix = task.model.is_language_model and not fills_cache
+            generator.generate([model], **arguments(has_prefix, batch, length, dictionary))
     return found
 
 
@@ -149,20 +158,20 @@ def build_generator(
     return ELSequenceGenerator([model], dictionary, el_attention=system, **options)
 
 
-def arguments(task: Task, batch: int, length: int, dictionary: Dictionary) -> dict[str, Any]:
+def arguments(has_prefix: bool, batch: int, length: int, dictionary: Dictionary) -> dict[str, Any]:
     """Of `generate`: sources, or prompts, without padding."""
     tokens = torch.full((batch, length), dictionary.nspecial).cuda()
     sample = {"net_input": {"src_tokens": tokens, "src_lengths": torch.full((batch,), length).cuda()}}
-    return {"sample": sample, **({"prefix_tokens": tokens} if task.model.is_language_model else {})}
+    return {"sample": sample, **({"prefix_tokens": tokens} if has_prefix else {})}
 
 
 @contextmanager
 def phases(
-    device: ShapesOnlyDevice, generator: SequenceGenerator, prefills: bool, length: int
+    device: ShapesOnlyDevice, generator: SequenceGenerator, fills_cache: bool, length: int
 ) -> Iterator[list[Phase]]:
     """Collects what is counted between one call of the decoder and the next, and ends the generation when all is.
 
-    prefills: whether the generator takes no prompts, so that one of this length is put into its cache.
+    fills_cache: whether the generator gets no prompt, but a cache as after one of this length.
     """
     found: list[Phase] = []
     decode, steps = generator.model.forward_decoder, 0
@@ -174,7 +183,7 @@ def phases(
         if steps == LATE:
             raise EnoughCounted
         device.reset()
-        if steps == 0 and prefills:
+        if steps == 0 and fills_cache:
             found[0] = prefill(device, generator.model.single_model, states[0], tokens.size(0), length)
             device.reset()
         steps += 1

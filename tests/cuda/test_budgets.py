@@ -3,11 +3,11 @@
 import functools
 
 import pytest
+from cuda_models import DICTIONARY, build, generate, kernels, sources
 from fairseq.sequence_generator import SequenceGenerator
 
 import fairseq_el
 from fairseq_el.generation.generator import ELSequenceGenerator
-from models import DICTIONARY, build, generate, kernels, sources
 from simulated_device import SimulatedDevice
 
 LAYERS, BEAM, STEPS = 12, 4, 12

@@ -4,6 +4,7 @@ import functools
 
 import pytest
 import torch
+from cuda_models import DICTIONARY, build, generate, kernels, on_cpu, prompts, sources
 from fairseq import search
 from fairseq.models.bart import BARTModel
 from fairseq.sequence_generator import SequenceGenerator
@@ -16,7 +17,6 @@ from fairseq_el.jobs.summarizer import Summarizer
 from fairseq_el.models import caches
 from fairseq_el.models.costs import Machine
 from helpers import DEMO, TEXTS, assert_same_hypotheses
-from models import DICTIONARY, build, generate, kernels, on_cpu, prompts, sources
 from simulated_device import SimulatedDevice
 
 PREFIX = torch.tensor([[7, 8, 9], [7, 1, 1], [12, 13, 1]])

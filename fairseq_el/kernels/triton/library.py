@@ -20,7 +20,7 @@ PRECISIONS = (torch.float32, torch.float16, torch.bfloat16)
 
 def kernels_for(x: Tensor) -> "TritonKernels | None":
     """The kernels that take such tensors; None where torch's operations serve."""
-    return kernels_on(x.device) if x.is_cuda and x.dtype in PRECISIONS else None
+    return kernels_on(x.device) if x.is_cuda and x.dtype in PRECISIONS and not x.requires_grad else None
 
 
 @functools.cache
