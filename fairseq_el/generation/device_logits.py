@@ -21,8 +21,10 @@ class DeviceLogits:
     Has what the loop does with them: it writes to columns, and takes them as an example of a precision.
     """
 
-    def __init__(self, scores: Tensor):
+    def __init__(self, scores: Tensor, checks_finite: bool = False):
+        """checks_finite: whether the search should raise an error for NaN, once it has read its candidates."""
         self.scores = scores
+        self.checks_finite = checks_finite
 
     def __ne__(self, other: object) -> Any:
         return IsNaN()
@@ -41,7 +43,7 @@ class DeviceLogits:
         self.scores[index] = value
 
     def view(self, *shape: int) -> "DeviceLogits":
-        return DeviceLogits(self.scores.view(*shape))
+        return DeviceLogits(self.scores.view(*shape), self.checks_finite)
 
     def size(self, *dimension: int) -> Any:
         return self.scores.size(*dimension)

@@ -190,10 +190,10 @@ class ELEnsemble(EnsembleModelWithAlignment):
         if temperature != 1.0:
             logits = logits / temperature
         scores = F.log_softmax(logits, dim=-1, dtype=torch.float32)
-        if self.checks_finite:
-            check_finite(scores[:, self.single_model.decoder.dictionary.eos()])
         self.state.log_normaliser = None
-        return scores if search_device == scores.device else DeviceLogits(scores)
+        if search_device != scores.device:
+            return DeviceLogits(scores, self.checks_finite)
+        return self._checked((scores, None))[0]
 
     def _checked(self, found: tuple[Tensor, Tensor | None]) -> tuple[Tensor, Tensor | None]:
         """found: log-probabilities, [b * x, vocabulary], and attention. NaN in a row shows in each of its numbers."""

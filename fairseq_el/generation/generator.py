@@ -125,7 +125,7 @@ class ELSequenceGenerator(SequenceGenerator):
             return super()._prefix_tokens(step, lprobs, scores, tokens, prefix_tokens, beam_size)
         moved = (x.to(lprobs.scores.device) for x in (scores, tokens, prefix_tokens))
         found, tokens, scores = super()._prefix_tokens(step, lprobs.scores, *moved, beam_size)
-        return DeviceLogits(found), tokens.cpu(), scores.cpu()
+        return DeviceLogits(found, lprobs.checks_finite), tokens.cpu(), scores.cpu()
 
     def _search(self, sample, prefix_tokens=None, constraints=None, bos_token=None) -> Hypotheses:
         """fairseq's search loop."""

@@ -6,6 +6,7 @@ from fairseq.search import BeamSearch
 from torch import Tensor, nn
 
 from fairseq_el.generation.device_logits import DeviceLogits
+from fairseq_el.generation.non_finite import check_finite
 from fairseq_el.generation.state import DecodingState
 
 
@@ -44,6 +45,8 @@ class LogitBeamSearch(BeamSearch):
             values = values - self.state.log_normaliser.view(b, x, 1)[:, :live]
         if isinstance(logits, DeviceLogits):
             values, tokens = read_together(values, tokens)
+            if logits.checks_finite:
+                check_finite(values[..., 0].clamp(min=-1e30))  # -inf is a row in which all tokens are ruled out
         values = values.masked_fill(values.isnan(), float("-inf"))  # a row of NaN offers no candidate
         if step > 0:
             values = values + scores[:, :, step - 1].unsqueeze(-1)

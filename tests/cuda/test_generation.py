@@ -13,6 +13,7 @@ from fairseq.token_generation_constraints import pack_constraints
 import fairseq_el
 from fairseq_el.generation.generator import ELSequenceGenerator, ELSequenceGeneratorWithAlignment
 from fairseq_el.generation.language import ELLanguageGenerator
+from fairseq_el.generation.non_finite import NotFinite
 from fairseq_el.jobs.summarizer import Summarizer
 from fairseq_el.models import caches
 from fairseq_el.models.costs import Machine
@@ -144,6 +145,20 @@ def test_language_models_without_triton_and_in_half_precision():
             ELLanguageGenerator, options, prompts(), lambda: [build("language")], choice, dtype, arguments=prefix
         )
         assert_same_hypotheses(gpu, cpu, tolerance=1e-4 if dtype == torch.float32 else 0.05)
+
+
+def test_nan_stops_a_job_on_the_device_too():
+    model = fairseq_el.accelerate(build("bart"))
+    with torch.no_grad():
+        model.decoder.layers[1].fc2.bias[3] = float("nan")
+
+    def checking(models):
+        made = generator(ELSequenceGenerator, models)
+        made.model.checks_finite = True
+        return made
+
+    with SimulatedDevice() as device, kernels(device, "triton"), pytest.raises(NotFinite):
+        generate(checking, [model], sources(), device)
 
 
 def test_the_kernels_themselves_by_tritons_interpreter():
