@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from fairseq_el import __version__
-from fairseq_el.cli import engine_info
+from fairseq_el.cli import cuda_check, engine_info
 from fairseq_el.cli.fairseq_command import human_size
 from fairseq_el.plugin import threads
 from fairseq_el.text.rouge import available_cores
@@ -40,6 +40,9 @@ def main(args: argparse.Namespace) -> None:
     """args: of `options.info`."""
     logging.getLogger("fairseq_el").setLevel(logging.ERROR)  # the report says what the warnings would
     report = collect(args.model)
+    if args.device is not None:
+        report["cuda"], problems = cuda_check.check(torch.device(args.device, 0))
+        report["problems"] = problems + report.pop("problems")
     print(json.dumps(report, indent=2) if args.json else as_text(report))
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from fairseq.models import BaseFairseqModel
 from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase
 from fairseq.modules import MultiheadAttention
@@ -10,6 +11,7 @@ from fairseq.sequence_generator import EnsembleModelWithAlignment
 from torch import Tensor
 
 from fairseq_el.errors import UserError
+from fairseq_el.generation.device_logits import DeviceLogits
 from fairseq_el.generation.non_finite import check_finite
 from fairseq_el.generation.profiler import Profile
 from fairseq_el.generation.state import DecodingState
@@ -66,6 +68,10 @@ class ELEnsemble(EnsembleModelWithAlignment):
         self.checks_finite = False  # whether NaN and infinity raise an error, unlike in stock fairseq
         self.profile = Profile()
 
+    @property
+    def device(self) -> torch.device:
+        return next(self.single_model.parameters()).device
+
     def set_decoder_beam_size(self, beam_size: int) -> None:
         self.beam_size = beam_size
         if not self.accelerated:
@@ -88,6 +94,7 @@ class ELEnsemble(EnsembleModelWithAlignment):
         """Returns one cache per model, which the search loop passes on as `encoder_outs`."""
         if not self.accelerated:
             return super().forward_encoder(net_input)
+        net_input = self.to_device(net_input)
         source = source_of(net_input)
         self.check_source_length(source)
         with self.profile.time("encoder"):
@@ -102,6 +109,10 @@ class ELEnsemble(EnsembleModelWithAlignment):
                 for model, encoder_out in zip(self.models, super().forward_encoder(net_input))
             ]
         return self.state.prefix_caches
+
+    def to_device(self, net_input: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Moves what the search loop keeps on the host."""
+        return {name: x.to(self.device) if isinstance(x, Tensor) else x for name, x in net_input.items()}
 
     def check_source_length(self, source: Tensor) -> None:
         """source: [b, n] tokens; or audio or its features, whose length only the task limits."""
@@ -130,10 +141,13 @@ class ELEnsemble(EnsembleModelWithAlignment):
             return self._checked(super().forward_decoder(tokens, encoder_outs, incremental_states, temperature))
         caches = self.state.prefix_caches
         for model, prefix, layer_state in zip(self.models, caches, incremental_states):
-            past = layer_state.setdefault(SelfAttentionCache.KEY, SelfAttentionCache(self.beam_size))
+            if SelfAttentionCache.KEY not in layer_state:
+                layer_state[SelfAttentionCache.KEY] = SelfAttentionCache(self.beam_size, self.device)
+            past = layer_state[SelfAttentionCache.KEY]
             past.begin_step(padded=tokens[:, -1].eq(model.decoder.padding_idx))
             prefix.begin_step(attention_shape(model, prefix.batch(), self.beam_size, prefix.length()))
             layer_state[prefix.KEY] = prefix
+        self.profile.steps += 1
         with self.profile.time("decoder"):
             result = self._decode(tokens, incremental_states, temperature)
         for prefix in caches:
@@ -157,6 +171,8 @@ class ELEnsemble(EnsembleModelWithAlignment):
         logits, extra = self.single_model.decoder(
             tokens, encoder_out=encoder_outs[0], incremental_state=incremental_states[0]
         )
+        if logits.is_cuda:
+            return self._normalised_on_device(logits[:, -1, :], temperature, tokens.device), newest_attention(extra)
         logits = logits[:, -1, :].float().div_(temperature)
         log_normaliser = ops.logsumexp(logits)
         if self.checks_finite:
@@ -166,6 +182,18 @@ class ELEnsemble(EnsembleModelWithAlignment):
             log_normaliser = torch.zeros_like(log_normaliser)
         self.state.log_normaliser = log_normaliser
         return logits, newest_attention(extra)
+
+    def _normalised_on_device(
+        self, logits: Tensor, temperature: float, search_device: torch.device
+    ) -> Tensor | DeviceLogits:
+        """Log-probabilities: on a GPU a softmax is one launch, and a logsumexp nine. logits: [b * x, vocabulary]."""
+        if temperature != 1.0:
+            logits = logits / temperature
+        scores = F.log_softmax(logits, dim=-1, dtype=torch.float32)
+        self.state.log_normaliser = None
+        if search_device != scores.device:
+            return DeviceLogits(scores, self.checks_finite)
+        return self._checked((scores, None))[0]
 
     def _checked(self, found: tuple[Tensor, Tensor | None]) -> tuple[Tensor, Tensor | None]:
         """found: log-probabilities, [b * x, vocabulary], and attention. NaN in a row shows in each of its numbers."""

@@ -31,6 +31,7 @@ from fairseq.search import BeamSearch, DiverseBeamSearch, Search
 from fairseq.sequence_generator import EnsembleModel, SequenceGenerator, SequenceGeneratorWithAlignment
 from torch import Tensor
 
+from fairseq_el.generation.device_logits import DeviceLogits
 from fairseq_el.generation.ensemble import ELEnsemble, attention_shape, source_of
 from fairseq_el.generation.profiler import Profile
 from fairseq_el.generation.search import LogitBeamSearch, NGramBlock
@@ -45,8 +46,9 @@ Hypotheses = list[list[dict[str, Tensor]]]
 class ELSequenceGenerator(SequenceGenerator):
     """Takes the arguments of fairseq's `SequenceGenerator` and finds the same hypotheses.
 
-    One difference in the result: `hypo["attention"]` is empty unless alignments are asked for, because keeping it costs
-    more than all of H. Like stock's, a generator serves one call at a time; several may share a model.
+    Two differences in the result: `hypo["attention"]` is empty unless alignments are asked for, because keeping it
+    costs more than all of H; and hypotheses of a beam search on a GPU are on the host. Like stock's, a generator serves
+    one call at a time; several may share a model.
     """
 
     model: ELEnsemble
@@ -90,8 +92,9 @@ class ELSequenceGenerator(SequenceGenerator):
         """Stock's own block works with its CUDA extension alone: without, it compares with the padding behind the
         hypothesis and never blocks anything (fairseq issue 5206), for which it takes a loop over all rows."""
         stock = self.repeat_ngram_blocker
-        if isinstance(stock, NGramRepeatBlock) and not stock.use_extension:
-            self.repeat_ngram_blocker = None if as_stock else self.build_ngram_block(stock.no_repeat_ngram_size)
+        if isinstance(stock, NGramRepeatBlock):
+            ignored = as_stock and not stock.use_extension
+            self.repeat_ngram_blocker = None if ignored else self.build_ngram_block(stock.no_repeat_ngram_size)
 
     def build_ngram_block(self, size: int) -> NGramBlock:
         return NGramBlock(size)
@@ -103,11 +106,26 @@ class ELSequenceGenerator(SequenceGenerator):
             sample = {name: value for name, value in sample.items() if name != "id"}
         if not self.model.accelerated:
             return self._search(sample, prefix_tokens, constraints, bos_token)
+        if self._searches_on_host(sample["net_input"]):
+            sample, prefix_tokens = to_host(sample), to_host(prefix_tokens)
         try:
             with self.profile.time("generate"):
                 return self._generate_batch(sample, prefix_tokens, constraints, bos_token)
         finally:
             self.state.reset()  # frees the caches
+
+    def _searches_on_host(self, net_input: dict[str, Tensor]) -> bool:
+        """Whether fairseq's loop runs on the host while the model is on a GPU (see `device_logits`). The loop's device
+        is that of its sample, which speech would have to copy for it."""
+        has_tokens = not source_of(net_input).is_floating_point()
+        return self.model.returns_logits and not self.model.wants_weights and self.lm_model is None and has_tokens
+
+    def _prefix_tokens(self, step: int, lprobs, scores, tokens, prefix_tokens, beam_size: int):
+        if not isinstance(lprobs, DeviceLogits):
+            return super()._prefix_tokens(step, lprobs, scores, tokens, prefix_tokens, beam_size)
+        moved = (x.to(lprobs.scores.device) for x in (scores, tokens, prefix_tokens))
+        found, tokens, scores = super()._prefix_tokens(step, lprobs.scores, *moved, beam_size)
+        return DeviceLogits(found, lprobs.checks_finite), tokens.cpu(), scores.cpu()
 
     def _search(self, sample, prefix_tokens=None, constraints=None, bos_token=None) -> Hypotheses:
         """fairseq's search loop."""
@@ -155,6 +173,13 @@ def closed_prefix_length(prefix_tokens: Tensor | None, eos: int) -> int:
     if prefix_tokens is None or not prefix_tokens.eq(eos).any():
         return 0
     return prefix_tokens.size(1)
+
+
+def to_host(value):
+    """All tensors of a sample on the CPU."""
+    if isinstance(value, dict):
+        return {name: to_host(entry) for name, entry in value.items()}
+    return value.cpu() if isinstance(value, Tensor) else value
 
 
 def take_rows(value, rows: slice, batch: int):

@@ -19,6 +19,7 @@ class Profile:
         self.seconds: dict[str, float] = Counter()  # type: ignore[assignment]  # its type allows integers only
         self.sentences = 0
         self.tokens = 0
+        self.steps = 0  # calls of the decoder
         self.peak_source_bytes = 0
         self.peak_beam_bytes = 0
         self.watching = False

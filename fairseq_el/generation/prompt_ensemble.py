@@ -6,6 +6,7 @@ import torch
 from fairseq.models import BaseFairseqModel
 from torch import Tensor
 
+from fairseq_el.generation.device_logits import DeviceLogits
 from fairseq_el.generation.ensemble import ELEnsemble
 from fairseq_el.generation.non_finite import check_finite
 from fairseq_el.generation.prompts import Prompts
@@ -35,6 +36,7 @@ class PromptEnsemble(ELEnsemble):
 
         starts_behind: whether the search starts behind the prompts, else at the beginning of the texts.
         """
+        given, prompts = prompts, prompts.to(self.device)
         inputs = prompts.inputs(self.single_model.decoder.padding_idx)
         caches = [
             PromptCache(
@@ -49,10 +51,12 @@ class PromptEnsemble(ELEnsemble):
                 self._prefill_model(model, cache, inputs, prompts, temperature if scoring else None)
                 for model, cache in zip(self.models, caches)
             ]
-        mean = torch.stack(scores).logsumexp(dim=0) - math.log(len(scores))
-        prompts.scores = scores[0] if len(scores) == 1 else mean
+        together = scores[0]
+        if len(scores) > 1:
+            together = torch.stack(scores).logsumexp(dim=0) - math.log(len(scores))
         if self.checks_finite:
-            check_finite(prompts.scores)
+            check_finite(together)
+        given.scores = together.to(given.tokens.device)
         self.state.prefix_caches = list(caches)
         self.profile.record_state(sum(cache.nbytes() for cache in caches), 0)
 
@@ -104,7 +108,7 @@ class PromptEnsemble(ELEnsemble):
             return self.replay(state.replayed, step), None
         scores, attention = super().forward_decoder(tokens, encoder_outs, incremental_states, temperature)
         if state.bounds is not None:
-            state.bounds.apply(scores, step)
+            state.bounds.apply(scores.scores if isinstance(scores, DeviceLogits) else scores, step)
         if step == 0 and state.start_scores is not None and not self.returns_logits:  # else the search adds them
             scores += state.start_scores.repeat_interleave(self.beam_size).unsqueeze(1)
         return scores, attention

@@ -43,6 +43,9 @@ class Prompts:
         sums = torch.cat([sums.new_zeros(sums.size(0), 1), sums], dim=1)
         return sums.gather(1, self.lengths.unsqueeze(1)).squeeze(1)
 
+    def to(self, device: torch.device) -> "Prompts":
+        return Prompts(self.tokens.to(device), self.lengths.to(device), self.opening)
+
     def select(self, rows: slice) -> "Prompts":
         return Prompts(self.tokens[rows], self.lengths[rows], self.opening)
 
@@ -86,7 +89,9 @@ class StepBounds:
         free = (step >= self.forced).repeat_interleave(beam_size)
         early = (step < self.first_end).repeat_interleave(beam_size)
         late = (step >= self.last_end).repeat_interleave(beam_size)
-        scores[free & early & ~late, self.eos] = -math.inf
+        early &= free & ~late
+        if early.any():
+            scores[early, self.eos] = -math.inf
         if self.suppressed is not None:
             scores[free.nonzero(), self.suppressed] = -math.inf
         if late.any():

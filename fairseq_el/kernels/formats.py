@@ -65,6 +65,16 @@ class Slots(NamedTuple):
     values: Tensor  # [b, h, capacity, d_k]
     beam_mask: Tensor  # [b, x, capacity], True where a beam must not attend
     used: int  # filled slots
+    newest: KeyValues | None = None
+    """Keys and values of the last x of them, [b, h, x, d_k] each, if they are still to be written."""
+
+    def written(self) -> "Slots":
+        """The same, with the newest keys and values in their slots."""
+        if self.newest is None:
+            return self
+        last = slice(self.used - self.newest[0].size(2), self.used)
+        self.keys[:, :, last], self.values[:, :, last] = self.newest
+        return self._replace(newest=None)
 
 
 def pack_gemm(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -23,7 +23,7 @@ def decoder_attention(
     queries, out = queries.contiguous(), torch.empty_like(queries, memory_format=torch.contiguous_format)
     keys, values = prefix or (None, None)
     begin, end = span or (None, None)
-    slot_keys, slot_values, beam_mask, used = slots or (None, None, None, 0)
+    slot_keys, slot_values, beam_mask, used, _ = slots or (None, None, None, 0, None)
     pointers = [
         None if t is None else t.data_ptr() for t in (keys, values, begin, end, slot_keys, slot_values, beam_mask)
     ]

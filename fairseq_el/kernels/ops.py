@@ -1,4 +1,5 @@
-"""One function per kernel. Each runs the kernel where this machine and its arguments allow it, else torch.
+"""One function per kernel. Each runs the kernel where this machine and its arguments allow it, else torch. Kernels are
+our own in C++ on a CPU (`native`), and in Triton on CUDA (`triton`).
 
 Callers use these functions unconditionally. Results of kernel and fallback are equal up to rounding.
 """
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from fairseq_el.kernels import build, fallback, native
 from fairseq_el.kernels.formats import NO_ACTIVATION, NO_PADDING, Activation, KeyValues, Padding, Slots
+from fairseq_el.kernels.triton.library import kernels_for
 
 LANES = 16
 """Rows of EL-attention that occupy one thread."""
@@ -41,8 +43,12 @@ def decoder_attention(
     padding; slots: keys and values of generated tokens. Prefix or slots may be missing. Returns [b, r, h * d_k] and,
     if needed, weights [b, h, r, used + n].
     """
-    has_span = prefix is None or padding.span is not None
-    if not need_weights and has_span and supported(queries, queries.size(2) // num_heads):
+    has_span, d_k = prefix is None or padding.span is not None, queries.size(2) // num_heads
+    triton = kernels_for(queries)
+    if triton is not None and not need_weights and has_span and triton.supports_heads(d_k):
+        return triton.decoder_attention(queries, num_heads, scale, prefix, padding.span, slots), None
+    slots = slots and slots.written()
+    if not need_weights and has_span and supported(queries, d_k):
         return native.decoder_attention(queries, num_heads, scale, prefix, padding.span, slots), None
     context, weights = fallback.decoder_attention(queries, num_heads, scale, prefix, padding.mask, slots)
     return context, weights if need_weights else None
@@ -57,12 +63,22 @@ def el_attention(
     [b, rows, n].
     """
     b, rows, d = queries.shape
+    triton = kernels_for(queries)
+    if triton is not None and not need_weights and padding.span is not None and triton.supports_states(states.dtype, d):
+        return triton.el_attention(queries, states, padding.span)[0], None
     occupies_threads = b * -(-rows // LANES) >= torch.get_num_threads()
     fits = states.size(2) == d  # else torch says what is wrong
     if not need_weights and padding.span is not None and occupies_threads and fits and supported(queries, d):
         return native.el_attention_(queries, states, padding.span), None
     context, weights = fallback.el_attention(queries, states, padding.mask)
     return context, weights if need_weights else None
+
+
+def writes_slots(keys: Tensor) -> bool:
+    """Whether `decoder_attention` writes the newest keys, [b, h, x, d_k], and values to their slots while it attends,
+    which saves launches."""
+    triton = kernels_for(keys)
+    return triton is not None and triton.supports_heads(keys.size(3))
 
 
 def varlen_attention(projected: Tensor, lengths: list[int], num_heads: int, scale: float) -> Tensor:

@@ -28,16 +28,19 @@ class HalfEmbedding(nn.Embedding):
 
 
 def pack(model: BaseFairseqModel, choice: str = "auto") -> None:
-    """Packs the linear layers of a model on the CPU that will only be used for inference.
+    """Packs the linear layers of a model that will only be used for inference; on a GPU see `fuse`.
 
     choice: `auto` is half precision for weights that are exact in it, else single; `fp32`; or `none`. A model
     in half precision (`--fp16`) is packed in half precision and computes in single precision from then on.
     """
     first = next(model.parameters())
-    if choice == "none" or first.device.type != "cpu" or not first.is_floating_point():
+    if choice == "none" or first.device.type not in ("cpu", "cuda") or not first.is_floating_point():
         return
     if any(isinstance(module, PackedLinear) for module in model.modules()):
         return  # packed already; that is also why its embedding may be in half precision
+    if first.device.type == "cuda":
+        fuse(model)
+        return
     asked_for_half = first.dtype == torch.float16
     counts = dict.fromkeys(FORMATS, 0)
     tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
@@ -66,6 +69,16 @@ def pack(model: BaseFairseqModel, choice: str = "auto") -> None:
             f"({'as asked' if asked_for_half else 'exact for this checkpoint'}) and "
             f"{counts[FP32] + counts[FP32_ROW_MAJOR]} in single"
         )
+
+
+def fuse(model: BaseFairseqModel) -> None:
+    """Saves launches on a GPU: layers with the same input become one matrix, and activations one operation in place."""
+    blocks = {id(block) for block in feed_forward_blocks(model)}
+    for parent, names in packable_layers(model):
+        if len(names) > 1 or (names == ("fc1",) and id(parent) in blocks):
+            replace_layers(parent, names, FP32_ROW_MAJOR)
+    for block in feed_forward_blocks(model):
+        fuse_activation(block)
 
 
 def replace_layers(parent: nn.Module, names: tuple[str, ...], kind: str) -> None:

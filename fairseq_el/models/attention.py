@@ -22,6 +22,7 @@ from fairseq_el.kernels import ops
 from fairseq_el.kernels.fallback import mask_prefix, score_slots, softmax, split_heads, sum_slots
 from fairseq_el.kernels.formats import KeyValues, Padding, Slots
 from fairseq_el.kernels.linear import project_together
+from fairseq_el.kernels.triton.library import kernels_for
 from fairseq_el.models.caches import (
     CrossAttentionCache,
     Prefill,
@@ -52,6 +53,30 @@ def collapse_context(context: Tensor, value_weight: Tensor, num_heads: int) -> T
     by_head = context.view(b, h, r, d).transpose(0, 1).reshape(h, b * r, d)
     heads = torch.bmm(by_head, value_weight.view(h, -1, d).transpose(1, 2))  # [h, b * r, d_k]
     return heads.view(h, b, r, -1).permute(1, 2, 0, 3).reshape(b, r, -1)
+
+
+# The same for a GPU, whose GEMM reads and writes strided memory: no copies, and so fewer launches. Rows are ordered by
+# query, then by head.
+
+
+def expand_query_in_place(query: Tensor, key_weight: Tensor, num_heads: int, scale: float) -> Tensor:
+    """query: [b, r, h * d_k], not scaled, key_weight: [h * d_k, d]; returns [b, r * h, d]."""
+    (b, r, _), (h, d) = query.shape, (num_heads, key_weight.size(1))
+    expanded = query.new_empty(b, r * h, d)
+    by_head = query.reshape(b * r, h, -1).transpose(0, 1)  # [h, b * r, d_k]
+    out = expanded.view(b * r, h, d).transpose(0, 1)  # [h, b * r, d]
+    torch.baddbmm(out, by_head, key_weight.view(h, -1, d), beta=0, alpha=scale, out=out)
+    return expanded
+
+
+def collapse_context_in_place(context: Tensor, value_weight: Tensor, num_heads: int) -> Tensor:
+    """context: [b, r * h, d], value_weight: [h * d_k, d]; returns [b, r, h * d_k]."""
+    b, rows, d = context.shape
+    h, r = num_heads, rows // num_heads
+    heads = context.new_empty(b, r, value_weight.size(0))
+    out = heads.view(b * r, h, -1).transpose(0, 1)  # [h, b * r, d_k]
+    torch.bmm(context.view(b * r, h, d).transpose(0, 1), value_weight.view(h, -1, d).mT, out=out)
+    return heads
 
 
 def cached_key_values(attention: "ELAttention | PromptAttention", cache: SharedPrefixCache) -> KeyValues | None:
@@ -126,6 +151,11 @@ class ELAttention(MultiheadAttention):
         """EL-attention. q: [b, r, d], states: [b, n, d_source]; returns [b, r, d] and, if needed, weights
         [b, h, r, n]."""
         b, r, _ = q.shape
+        if q.is_cuda and not need_weights and not q.requires_grad:
+            expanded = expand_query_in_place(q, self.k_proj.weight, self.num_heads, self.scaling)
+            context, _ = ops.el_attention(expanded, states, padding)
+            context = collapse_context_in_place(context, self.v_proj.weight, self.num_heads)
+            return context if self.v_proj.bias is None else context.add_(self.v_proj.bias), None
         q = (q * self.scaling).view(b, r, self.num_heads, self.head_dim)
         expanded = expand_query(q, self.k_proj.weight)  # [b, h * r, d_source]
         context, weights = ops.el_attention(expanded, states, padding, need_weights)
@@ -245,16 +275,26 @@ class PromptAttention(CachedSelfAttention):
             return super().attend(q, slots, incremental_state)
         key_values = cached_key_values(self, cache)
         if key_values is None:
-            return self.attend_to_states(q, slots, cache.states_of(self), cache.padding.mask)
+            return self.attend_to_states(q, slots, cache.states_of(self), cache.padding)
         return ops.decoder_attention(q, self.num_heads, self.scaling, key_values, cache.padding, slots)[0]
 
-    def attend_to_states(self, q: Tensor, slots: Slots, states: Tensor, padding_mask: Tensor | None) -> Tensor:
+    def attend_to_states(self, q: Tensor, slots: Slots, states: Tensor, padding: Padding) -> Tensor:
         """EL-attention to the prompt and multi-head attention to the slots, under one softmax.
 
-        q: [b, x, d], states: [b, n, d], padding_mask: [b, n]; returns [b, x, d].
+        q: [b, x, d], states: [b, n, d]; returns [b, x, d].
         """
+        triton, span = kernels_for(q), padding.span
+        if triton is not None and span is not None and triton.supports_states(q.dtype, states.size(2)):
+            expanded = expand_query_in_place(q, self.k_proj.weight, self.num_heads, self.scaling)
+            context, lse = triton.el_attention(expanded, states, span)
+            context = collapse_context_in_place(context, self.v_proj.weight, self.num_heads)
+            biases = None if self.k_proj.bias is None else (self.k_proj.bias, self.v_proj.bias)
+            return triton.decoder_attention(
+                q, self.num_heads, self.scaling, slots=slots, prompt=(context, lse), biases=biases
+            )
+        slots = slots.written()
         q = split_heads(q * self.scaling, self.num_heads)  # [b, h, x, d_k]
-        scores = torch.cat([score_slots(q, slots), mask_prefix(self.score_states(q, states), padding_mask)], dim=-1)
+        scores = torch.cat([score_slots(q, slots), mask_prefix(self.score_states(q, states), padding.mask)], dim=-1)
         weights = softmax(scores).to(q.dtype)  # [b, h, x, used + n]
         return sum_slots(weights[..., : slots.used], slots) + self.sum_states(weights[..., slots.used :], states)
 

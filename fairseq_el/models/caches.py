@@ -11,6 +11,7 @@ import torch
 from fairseq.modules import MultiheadAttention
 from torch import Tensor
 
+from fairseq_el.kernels import ops
 from fairseq_el.kernels.formats import KeyValues, Padding, Slots
 from fairseq_el.models.costs import Machine, Shape, measure_machine
 from fairseq_el.models.policy import AttentionPolicy, PolicyState
@@ -86,9 +87,8 @@ class SharedPrefixCache(InIncrementalState):
 
     def reorder(self, new_order: Tensor, beam_size: int) -> None:
         """Follows the beams. Nothing moves until sentences finish; then their rows are dropped."""
-        sentences = kept_sentences(new_order, beam_size)
-        if sentences.numel() < self.batch():
-            self.select(sentences)
+        if new_order.numel() < self.batch() * beam_size:
+            self.select(kept_sentences(new_order, beam_size).to(self.any_states().device))
 
     def select(self, sentences: Tensor) -> None:
         """sentences: [b'], indices."""
@@ -203,10 +203,9 @@ class PromptCache(SharedPrefixCache):
     def length(self) -> int:
         return self.longest
 
-    def positions(self, steps: int) -> Tensor | None:
-        """Position of each row's newest token, [b * x], from 1, after so many steps of the search; None if it is the
-        search's own step for all rows."""
-        return (self.lengths + steps).repeat_interleave(self.beam_size) if self.starts_behind else None
+    def positions(self, steps: int) -> Tensor:
+        """Position of each row's newest token, [b * x], from 1, after so many steps of a search behind the prompts."""
+        return (self.lengths + steps).repeat_interleave(self.beam_size)
 
     def begin_step(self, shape: Shape) -> None:
         if self.inputs:  # else all layers have K and V
@@ -300,34 +299,37 @@ class SelfAttentionCache(InIncrementalState):
     KEY = "fairseq_el.self_attention"
     BLOCK_STEPS = 16
 
-    def __init__(self, beam_size: int):
+    def __init__(self, beam_size: int, device: torch.device | str = "cpu"):
         self.beam_size = beam_size
+        self.device = torch.device(device)
         self.used = 0
         self.beam_mask = torch.ones(0, beam_size, 0, dtype=torch.bool)  # [b, x, capacity], False at a beam's own past
+        self.others = ~torch.eye(beam_size, dtype=torch.bool, device=device)  # [x, x], the slots of other beams
         self.slots: dict[MultiheadAttention, KeyValues] = {}  # [b, h, capacity, d_k] each
 
     def begin_step(self, padded: Tensor) -> None:
         """Opens the slots of this step: one per beam, which only that beam attends to.
 
-        padded: [b * x], True where the newest token is padding, which no beam attends to.
+        padded: [b * x], True where the newest token is padding, which no beam attends to. May be on the host.
         """
         x, b = self.beam_size, padded.numel() // self.beam_size
         if self.used + x > self.beam_mask.size(2):
-            grown = padded.new_ones(b, x, self.used + x * self.BLOCK_STEPS)
+            grown = torch.ones(b, x, self.used + x * self.BLOCK_STEPS, dtype=torch.bool, device=self.device)
             if self.used:
                 grown[:, :, : self.used] = self.beam_mask[:, :, : self.used]
             self.beam_mask = grown
-        own = torch.eye(x, dtype=torch.bool, device=padded.device)
-        self.beam_mask[:, :, self.used : self.used + x] = ~own | padded.view(b, x, 1)
+        hidden = self.others
+        if padded.is_cuda or padded.any():  # on the host it costs nothing to see that there is no padding
+            hidden = hidden | padded.view(b, x, 1).to(self.device)
+        self.beam_mask[:, :, self.used : self.used + x] = hidden
         self.used += x
 
     def append(self, attention: MultiheadAttention, k: Tensor, v: Tensor) -> Slots:
-        """Writes one layer's newest keys and values, [b, h, x, d_k] each; returns all slots of the layer."""
+        """Takes one layer's newest keys and values, [b, h, x, d_k] each, and returns all slots of the layer. Attention
+        to them writes the newest ones, where it can."""
         keys, values = self._allocate(attention, k)
-        newest = slice(self.used - self.beam_size, self.used)
-        keys[:, :, newest] = k
-        values[:, :, newest] = v
-        return Slots(keys, values, self.beam_mask, self.used)
+        slots = Slots(keys, values, self.beam_mask, self.used, newest=(k, v))
+        return slots if ops.writes_slots(k) else slots.written()
 
     def _allocate(self, attention: MultiheadAttention, k: Tensor) -> KeyValues:
         stored = self.slots.get(attention)
@@ -344,9 +346,9 @@ class SelfAttentionCache(InIncrementalState):
         """new_order: [b' * x], the old row that each new row continues."""
         x = self.beam_size
         rows, capacity = self.beam_mask.size(0) * x, self.beam_mask.size(2)
-        self.beam_mask = self.beam_mask.view(rows, capacity)[new_order].view(-1, x, capacity)
+        self.beam_mask = self.beam_mask.view(rows, capacity)[new_order.to(self.device)].view(-1, x, capacity)
         if new_order.numel() < rows:
-            sentences = kept_sentences(new_order, x)
+            sentences = kept_sentences(new_order, x).to(self.device)
             self.slots = {
                 layer: (keys[sentences], values[sentences]) for layer, (keys, values) in self.slots.items()
             }

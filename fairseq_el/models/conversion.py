@@ -20,7 +20,7 @@ from fairseq.modules import (
     SinusoidalPositionalEmbedding,
 )
 from omegaconf import OmegaConf, open_dict
-from torch import nn
+from torch import Tensor, nn
 
 from fairseq_el.checkpoints.loading import check_dictionary
 from fairseq_el.checkpoints.validation import check_weights
@@ -171,14 +171,27 @@ def specialise_decoder(decoder: TransformerDecoderBase) -> None:
         layer.encoder_attn.beam_size = 1
         specialise(layer.encoder_attn, ELAttention)
         specialise(layer.self_attn, CachedSelfAttention)
+    specialise_embeddings(decoder)
 
 
 def specialise_language_model(decoder: TransformerDecoderBase) -> None:
     for layer in all_layers(decoder.layers):
         specialise(layer.self_attn, PromptAttention)
-    positions = decoder.embed_positions
+    specialise_embeddings(decoder)
+
+
+def specialise_embeddings(decoder: TransformerDecoderBase) -> None:
+    """Has a decoder on a GPU take tokens from the host, where the search loop keeps them."""
+    positions, tokens = getattr(decoder, "embed_positions", None), getattr(decoder, "embed_tokens", None)
     if positions is not None:
         positions.__class__ = ROW_POSITIONS.get(type(positions), type(positions))
+    if isinstance(tokens, nn.Embedding) and move_to_weight not in tokens._forward_pre_hooks.values():
+        tokens.register_forward_pre_hook(move_to_weight)
+
+
+def move_to_weight(embedding: Any, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    tokens, *others = arguments
+    return tokens.to(embedding.weight.device), *others
 
 
 def specialise(attention: MultiheadAttention, subclass: type) -> None:

@@ -1,0 +1,1 @@
+"""Triton kernels for CUDA. `kernels.py` needs Triton; `launch.py` decides their tile sizes and calls them."""
