@@ -9,17 +9,12 @@ prediction, and so are devices that the paper did not use.
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from bench.budget import GIB
 from bench.gpu_counts import EARLY, LATE, Generation, Phase, count_generation
-from bench.report import table
-from bench.table2_report import PAPER
-from bench.table3 import PAPER as PAPER_BATCHES
 from bench.tasks import Task
 
 DTYPES = {"fp16": torch.float16, "fp32": torch.float32}
