@@ -140,7 +140,7 @@ def test_this_machine_is_measured_once():
 @pytest.mark.parametrize("form", ["always", "never"])
 def test_the_largest_batch_fits_and_one_more_does_not(form):
     budget, layers, steps = 3 * 2**30, 12, 140
-    most = largest_batch(BART, layers, budget, steps, form)
+    most = largest_batch(BART, layers, budget, steps, form=form)
 
     def needed(batch):
         shape = Shape(batch, 4, 1024, 16, 1024)
