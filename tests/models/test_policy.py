@@ -148,4 +148,4 @@ def test_the_largest_batch_fits_and_one_more_does_not(form):
         return shape.kept_states() + key_values + 2 * layers * batch * 4 * steps * 1024 * 4
 
     assert needed(most) <= budget < needed(most + 1)
-    assert largest_batch(BART, layers, 0, steps, form) == 0
+    assert largest_batch(BART, layers, 0, steps, form=form) == 0
