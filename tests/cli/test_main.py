@@ -89,7 +89,7 @@ def test_the_parsers_know_what_the_modules_do():
         (["sumarize"], r"fairseq-el: error: .*invalid choice: 'sumarize' \(choose from '?summarize"),
         (["--beam=2"], "fairseq-el: error: unrecognized arguments: --beam=2"),
         (["merge", "a", "--output", "b", "--best"], "merge: error: unrecognized arguments: --best"),
-        (["summarize"], "summarize: error: the following arguments are required: --model, --preset"),
+        (["summarize"], "summarize: error: the following arguments are required: --model "),
         (["summarize", "--model", "m", "--preset", "p", "--nbest", "0"], "--nbest 0 is out of range: at least 1"),
         (["summarize", "--model", "m", "--preset", "p", "--stock", "--el-attention", "auto"], "not allowed with"),
         (["convert", "a", "b", "--precision", "int4"], "convert: error: .*invalid choice: 'int4'"),

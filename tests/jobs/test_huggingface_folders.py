@@ -140,7 +140,7 @@ def ours(summarize: Summarizer, name: str) -> list[list[int]]:
     del summarize.task.inference_step
     if name != "gpt2":
         return found
-    prompts = [len(summarize.encode(text).tokens) for text in TEXTS]
+    prompts = [len(summarize.batcher.encode(text).tokens) for text in TEXTS]
     dictionary = summarize.task.target_dictionary
     return [[int(dictionary[token]) for token in tokens[n:]] for tokens, n in zip(found, prompts, strict=True)]
 
@@ -184,7 +184,7 @@ def test_a_long_text_is_cut_to_leave_room_for_special_tokens(folders, load):
     for name in ("bart", "mbart", "mbart50"):
         summarize = load(folders(name), name)
         positions = summarize.model.max_positions()[0]
-        assert summarize.longest_text == positions - 2
+        assert summarize.batcher.longest_text == positions - 2
         assert summarize(["the cat sings on " * 30])[0]
 
 
