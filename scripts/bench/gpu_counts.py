@@ -34,9 +34,9 @@ from fairseq_el.kernels.packing import pack
 from fairseq_el.kernels.triton import library
 
 sys.path.append(str(ROOT / "tests"))
-from simulated_costs import Kernel  # noqa: E402  (in tests/)
-from simulated_shapes import ShapesOnlyDevice  # noqa: E402
-from simulated_triton import SimulatedKernels  # noqa: E402
+from simulated.costs import Kernel  # noqa: E402  (in tests/)
+from simulated.shapes import ShapesOnlyDevice  # noqa: E402
+from simulated.triton import SimulatedKernels  # noqa: E402
 
 EARLY, LATE = 3, 11  # steps that are counted
 
@@ -98,7 +98,7 @@ def count_phases(
 ) -> list[Phase]:
     """Of the source, and of the first, an early and a late step."""
     model, dictionary = build(task.model, layers)
-    device = ShapesOnlyDevice()
+    device = ShapesOnlyDevice(fuses_attention=system != "baseline")
     kernels = SimulatedKernels(device) if system == "triton" else None
     system = "always" if system == "triton" else system
     with device, torch.no_grad(), mock.patch.object(library, "kernels_on", lambda device: kernels):
@@ -114,6 +114,7 @@ def count_phases(
         generator = build_generator(task, search, system, model, dictionary)
         fills_cache = task.model.is_language_model and system == "baseline"
         with phases(device, generator, fills_cache, length) as found:
+            device.reset()
             has_prefix = task.model.is_language_model and not fills_cache
             generator.generate([model], **arguments(has_prefix, batch, length, dictionary))
     return found

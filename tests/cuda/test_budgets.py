@@ -8,7 +8,7 @@ from fairseq.sequence_generator import SequenceGenerator
 
 import fairseq_el
 from fairseq_el.generation.generator import ELSequenceGenerator
-from simulated_device import SimulatedDevice
+from simulated import SimulatedDevice
 
 LAYERS, BEAM, STEPS = 12, 4, 12
 LAUNCHES, READS = 0.6, 0.5  # of stock fairseq's, at most

@@ -11,8 +11,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from fairseq_el.kernels import fallback
 from fairseq_el.kernels.formats import Slots
-from simulated_costs import unique_bytes
-from simulated_device import SimulatedDevice, leaves_of, mapped, on_host
+from simulated.costs import unique_bytes
+from simulated.device import SimulatedDevice
+from simulated.tensor import leaves_of, mapped, on_host
 
 
 class SimulatedKernels:
