@@ -21,6 +21,7 @@ from fairseq_cli import generate
 import fairseq_el
 
 SENTENCES = 13
+RESULTS = ["--num-workers", "0", "--results-path"]  # workers take longer to start than these sets
 WORDS = [f"w{n}" for n in range(40)]
 SMALL_ENCODER, SMALL_DECODER = (
     [f"--{side}-layers", 2, f"--{side}-embed-dim", 32, f"--{side}-ffn-embed-dim", 48, f"--{side}-attention-heads", 4]
@@ -69,7 +70,7 @@ FAMILIES = {
     ),
     "mbart-25": Family(
         "translation_from_pretrained_bart",
-        ["--langs", "en_XX,de_DE", "--prepend-bos"],
+        ["--langs", "en_XX,de_DE"],
         ["--arch", "mbart_large", *SMALL, "--layernorm-embedding"],
         languages=("en_XX", "de_DE"),
     ),
@@ -139,11 +140,15 @@ FAMILIES = {
 # ---- files
 
 
+def sentences() -> list[str]:
+    picks = random.Random(4)
+    return [" ".join(picks.choices(WORDS, k=picks.randint(1, 12))) for _ in range(SENTENCES)]
+
+
 def write_data(family: Family, folder: Path) -> None:
     """A set `test` of raw text, or of features, with its dictionaries."""
     folder.mkdir()
-    picks = random.Random(4)
-    lines = [" ".join(picks.choices(WORDS, k=picks.randint(1, 12))) for _ in range(SENTENCES)]
+    lines = sentences()
     dictionary = "".join(f"{word} 1\n" for word in WORDS)
     for name in ("dict.txt", "dict.ltr.txt"):
         (folder / name).write_text(dictionary)
@@ -290,7 +295,7 @@ def fairseq_generate(words: list, results: Path, monkeypatch, stock: bool) -> di
         if stock:
             for name in list(TASK_REGISTRY):
                 patch.setitem(TASK_REGISTRY, name, stock_task(name))
-        patch.setattr(sys, "argv", ["fairseq-generate", *map(str, words), "--results-path", str(results)])
+        patch.setattr(sys, "argv", ["fairseq-generate", *map(str, words), *RESULTS, str(results)])
         generate.cli_main()
     found: dict[int, list] = {}
     for line in next(results.glob("generate-*.txt")).read_text(encoding="utf-8").splitlines():

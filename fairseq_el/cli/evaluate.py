@@ -200,7 +200,7 @@ def row_of(
 ) -> dict:
     return {
         "preset": preset.name,
-        "search": preset.variant,
+        "search": preset.search,
         "attention": attention_of(args, preset),
         "fp16": args.fp16,
         "sentences": len(output.hypotheses),
@@ -324,7 +324,7 @@ def run(args: argparse.Namespace) -> None:
     files = ModelFiles.find(args.model, args.bpe_dir)
     preset = presets.load(args.preset or default_preset(files), args.search).changed(**args.changes)
     table = args.results_path / "results.jsonl"
-    name = "-".join([preset.name, preset.variant, attention_of(args, preset)] + ["fp16"] * args.fp16)
+    name = "-".join([preset.name, preset.search, attention_of(args, preset)] + ["fp16"] * args.fp16)
     folder = (args.results_path / name).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     check_results(table)

@@ -151,9 +151,12 @@ class ELSequenceGenerator(SequenceGenerator):
         return min(int(self.max_len_a * source_length + self.max_len_b), self.max_len - 1)
 
     def _rows_that_fit(self, b: int, n: int, max_steps: int, layers_with_states: int = 1) -> list[slice]:
-        """The batch in parts whose state fits the memory budget even without K and V. n: tokens of a prefix."""
+        """The batch in parts whose state fits the memory budget even without K and V. n: tokens of a prefix.
+
+        With `match_source_len` it stays in one part: outputs depend on the longest source of the batch.
+        """
         fits = b
-        if self.policy.budget:
+        if self.policy.budget and not self.match_source_len:
             model = self.model.single_model
             shape = attention_shape(model, 1, self.beam_size, n)
             layers = len(model.decoder.layers)

@@ -30,7 +30,7 @@ from fairseq.search import BeamSearch
 from torch import Tensor
 
 from fairseq_el.errors import UserError
-from fairseq_el.generation.generator import ELSequenceGenerator, Hypotheses, closed_prefix_length
+from fairseq_el.generation.generator import ELSequenceGenerator, Hypotheses, closed_prefix_length, take_rows
 from fairseq_el.generation.prompt_ensemble import PromptEnsemble
 from fairseq_el.generation.prompts import Prompts, StepBounds
 from fairseq_el.generation.search import LogitBeamSearch, NGramBlock, PromptNGramBlock
@@ -97,7 +97,10 @@ class ELLanguageGenerator(ELSequenceGenerator):
             prefix_tokens = sources.new_zeros(sources.size(0), 0)
         lengths = prefix_tokens.ne(self.pad).sum(dim=1)
         opening = self.eos if bos_token is None else bos_token
-        longest_text = self._longest_text(sources.size(1))
+        source_lengths = sample["net_input"].get("src_lengths")
+        if source_lengths is None:  # as stock counts
+            source_lengths = (sources.ne(self.eos) & sources.ne(self.pad)).sum(dim=1)
+        longest_text = self._longest_text(sources.size(1), source_lengths)
         prompts = self._fit(Prompts(prefix_tokens, lengths, opening), longest_text)
         last = self._last_positions(prompts.lengths, longest_text)
         max_steps = int((last - prompts.lengths).clamp(min=0).max()) + 1
@@ -110,17 +113,20 @@ class ELLanguageGenerator(ELSequenceGenerator):
             if self._can_start_behind(constraints):
                 hypotheses += self._search_behind(part, last[rows])
             else:
-                hypotheses += self._search_through(part, last[rows], constraints)
+                constrained = take_rows(constraints, rows, b)
+                hypotheses += self._search_through(part, last[rows], source_lengths[rows], constrained)
         self.profile.count(hypotheses)
         self.profile.tokens -= int(torch.minimum(prompts.lengths, last).sum())
         return hypotheses
 
     # ---- lengths
 
-    def _longest_text(self, source_length: int) -> int:
+    def _longest_text(self, width: int, source_lengths: Tensor) -> int:
         """As stock counts: all tokens after the opening one, without the closing one."""
         limits = self.limits
-        longest = min(int(limits.max_len_a * source_length + limits.max_len_b), self.max_len - 1)
+        longest = min(int(limits.max_len_a * width + limits.max_len_b), self.max_len - 1)
+        if self.match_source_len:
+            longest = int(source_lengths.max())
         if self.max_new_tokens is None and limits.min_len > longest:
             raise UserError(
                 f"--min-len {limits.min_len} is more than the {longest} tokens that --max-len-a, --max-len-b and "
@@ -173,15 +179,17 @@ class ELLanguageGenerator(ELSequenceGenerator):
             forced=torch.zeros_like(last),
             before=prompts.inputs_padded_in_front(self.pad),
             eos=self.eos,
+            suppressed=self.token_indices_to_suppress,
         )
         steps, newest = int(self.state.bounds.last_end.max()), prompts.newest()
         # fairseq writes `bos_token` to the first column of all rows: a tensor gives each row its own
-        found = self._search(as_sample(newest, steps), bos_token=newest.repeat_interleave(self.beam_size))
+        sample = as_sample(newest, steps, torch.ones_like(newest))
+        found = self._search(sample, bos_token=newest.repeat_interleave(self.beam_size))
         for row, hypotheses in enumerate(found):
             prepend_prompt(hypotheses, prompts, row, sums[row])
         return self._ranked(found, [0] * len(found) if self.score_prompts else prompts.lengths.tolist())
 
-    def _search_through(self, prompts: Prompts, last: Tensor, constraints) -> Hypotheses:
+    def _search_through(self, prompts: Prompts, last: Tensor, source_lengths: Tensor, constraints) -> Hypotheses:
         """Stock's search from the first token on; scores of the prompts' common part come from prefill."""
         common = prompts.cut(torch.full_like(last, self._common_length(prompts, last)))
         self.model.prefill(common, False, self.temperature, self.score_prompts)
@@ -189,11 +197,12 @@ class ELLanguageGenerator(ELSequenceGenerator):
         self.state.bounds = StepBounds(
             first_end=torch.full_like(last, self.limits.min_len),
             last_end=last,
-            forced=prompts.lengths,
+            forced=torch.minimum(prompts.lengths, last),
             before=prompts.tokens[:, :0],
             eos=self.eos,
+            suppressed=self.token_indices_to_suppress,
         )
-        sample = as_sample(prompts.newest(), int(last.max()))
+        sample = as_sample(prompts.newest(), int(last.max()), source_lengths)
         prefix = prompts.tokens if prompts.tokens.size(1) else None
         found = self._search(sample, prefix, constraints, prompts.opening)
         return self._ranked(found, [0] * len(found))
@@ -232,8 +241,8 @@ def prepend_prompt(hypotheses: list[dict[str, Tensor]], prompts: Prompts, row: i
         hypothesis["tokens"] = torch.cat([prompts.tokens[row, :length], hypothesis["tokens"]])
 
 
-def as_sample(tokens: Tensor, steps: int) -> dict:
+def as_sample(tokens: Tensor, steps: int, source_lengths: Tensor) -> dict:
     """What the search loop needs of a sample without an encoder: a row per sentence, as wide as the number of steps
-    that it may take, since `max_len_a` is 1 and `max_len_b` is 0. tokens: [b]."""
+    that it may take, since `max_len_a` is 1 and `max_len_b` is 0. tokens, source_lengths: [b]."""
     width = tokens.new_zeros(tokens.numel(), steps)
-    return {"net_input": {"src_tokens": width, "src_lengths": torch.ones_like(tokens)}}
+    return {"net_input": {"src_tokens": width, "src_lengths": source_lengths}}

@@ -45,7 +45,8 @@ class PromptEnsemble(ELEnsemble):
             )
             for model in self.models
         ]  # fmt: skip
-        with self.profile.time("prefill"):
+        # LayerDrop draws random numbers whenever its layers are iterated over: prefill must not, a replayed step must
+        with self.profile.time("prefill"), torch.random.fork_rng(devices=[]):
             scores = [
                 self._prefill_model(model, cache, inputs, prompts, temperature if scoring else None)
                 for model, cache in zip(self.models, caches)
@@ -119,5 +120,7 @@ class PromptEnsemble(ELEnsemble):
         tokens = prompts.tokens[:, step].repeat_interleave(self.beam_size)
         scores = prompts.scores[:, step].repeat_interleave(self.beam_size)
         self.state.log_normaliser = torch.zeros_like(scores)
+        for model in self.models:
+            next(iter(model.decoder.layers))  # draws the random numbers that the step would
         forced = scores.new_full((tokens.numel(), vocabulary), -math.inf)
         return forced.scatter_(1, tokens.unsqueeze(1), scores.unsqueeze(1))

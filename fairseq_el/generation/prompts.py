@@ -70,21 +70,29 @@ class Prompts:
 
 @dataclass
 class StepBounds:
-    """Steps of a search in which each text is forced, may end, and must end. [b] each, unless noted."""
+    """Steps of a search in which each text is forced, may end, and must end. [b] each, unless noted.
+
+    fairseq's search loop has one least length for all texts of a batch and ignores it, and suppressed tokens, until the
+    longest prompt is over. Here they hold behind each prompt, so a text doesn't depend on the rest of its batch.
+    """
 
     first_end: Tensor
     last_end: Tensor
     forced: Tensor  # number of first steps in which the search has no choice
     before: Tensor  # [b, n], tokens before those that the search sees, padded in front
     eos: int
+    suppressed: Tensor | None = None  # [tokens]
 
     def apply(self, scores: Tensor, step: int) -> None:
-        """Forbids or forces the end. scores: [b * x, vocabulary], changed in place."""
+        """Forbids or forces the end, and forbids suppressed tokens. scores: [b * x, vocabulary], changed in place."""
         beam_size = scores.size(0) // self.last_end.numel()
+        free = (step >= self.forced).repeat_interleave(beam_size)
         early = (step < self.first_end).repeat_interleave(beam_size)
         late = (step >= self.last_end).repeat_interleave(beam_size)
         if early.any():
-            scores[early & ~late, self.eos] = -math.inf
+            scores[free & early & ~late, self.eos] = -math.inf
+        if self.suppressed is not None:
+            scores[free.nonzero(), self.suppressed] = -math.inf
         if late.any():
             closing = scores[late, self.eos]
             scores[late] = -math.inf

@@ -19,14 +19,14 @@ BY_NAME = {"xsum": "xsum", "cnn": "cnndm"}  # part of the name of a folder or ch
 
 def default_preset(files: ModelFiles) -> str:
     """`demo` for the demo model, `gpt2_cnndm` for language models; for others `xsum` or `cnndm` if the name of the
-    folder or of the checkpoint says so (bart.large.cnn), else `plain`: beam search without length limits of a data set.
-    """
-    if files.checkpoint.parent.resolve() == resource("demo").resolve():
+    folder or of the checkpoint says so (bart.large.cnn), else `plain`: beam search without lengths of a data set."""
+    folder = (files.checkpoint if files.checkpoint.is_dir() else files.checkpoint.parent).resolve()
+    if folder == resource("demo").resolve():
         preset, why = "demo", "the demo model"
     elif is_language_model(files.checkpoint):
         preset, why = "gpt2_cnndm", "a language model"
     else:
-        name = f"{files.checkpoint.parent.resolve().name} {files.checkpoint.name}".lower()
+        name = f"{folder.name} {files.checkpoint.name}".lower()
         preset = next((preset for part, preset in BY_NAME.items() if part in name), "plain")
         why = "an encoder-decoder of that name" if preset != "plain" else "an encoder-decoder"
     logger.info(f"preset {preset}, the default for {why}")
@@ -34,10 +34,9 @@ def default_preset(files: ModelFiles) -> str:
 
 
 def is_language_model(checkpoint: Path) -> bool:
-    """Reads the settings in the checkpoint, not the weights."""
-    huggingface = checkpoint.parent / "config.json"
-    if checkpoint.suffix in (".safetensors", ".bin") and huggingface.is_file():
-        return json.loads(huggingface.read_text(encoding="utf-8")).get("model_type") == "gpt2"
+    """Reads the settings of a checkpoint or a Hugging Face folder, not the weights."""
+    if checkpoint.is_dir():
+        return json.loads((checkpoint / "config.json").read_bytes()).get("model_type") == "gpt2"
     return "language_modeling" in trained_task(settings_of(checkpoint))
 
 

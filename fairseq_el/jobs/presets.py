@@ -1,6 +1,6 @@
 """Settings of generation by task, from the files in `configs/`.
 
-A preset is a YAML file of options of `fairseq-generate`, by name, and under `variants` what each way of
+A preset is a YAML file of options of `fairseq-generate`, by name, and under `searches` what each way of
 searching adds to them. A few options more say what becomes of the text around the model (`TextConfig`).
 """
 
@@ -26,7 +26,7 @@ from fairseq_el.text.rouge import RougeConfig
 
 CONFIGS = resource("configs")
 LARGEST_FILE = 100_000  # characters
-DEEPEST = 4  # variants, one of them, its options, and one to spare
+DEEPEST = 4  # searches, one of them, its options, and one to spare
 COUNTS = (
     "beam", "nbest", "batch_size", "max_tokens", "max_new_tokens", "longest_source", "keep_sentences",
     "max_source_positions", "max_target_positions",
@@ -50,10 +50,10 @@ class TextConfig(FairseqDataclass):
 
 @dataclass(frozen=True)
 class Preset:
-    """One variant of a preset, with every option under its name in fairseq's configuration."""
+    """One search of a preset, with every option under its name in fairseq's configuration."""
 
     name: str
-    variant: str
+    search: str
     options: dict[str, Any]
 
     def changed(self, **options: Any) -> "Preset":
@@ -103,17 +103,17 @@ class Preset:
         return {name: value for name, value in self.options.items() if name in _fields(config)}
 
 
-def load(preset: str | Path, variant: str = "beam") -> Preset:
+def load(preset: str | Path, search: str = "beam") -> Preset:
     """The preset of that name in `configs/`, or in a YAML file elsewhere."""
     path = _find(preset)
     content = _read(path)
-    variants = content.pop("variants", None)
-    if not isinstance(variants, dict) or not all(isinstance(v, dict) for v in variants.values()):
-        raise UserError(f"{path} has no variants: add some, such as variants: {{beam: {{beam: 4}}}}")
-    if variant not in variants:
-        raise UserError(f"the preset {path.stem} has no variant {variant!r}: it has {_listed(variants)}")
-    checked = {name: _checked(content | more, f"{path.stem} ({name})") for name, more in variants.items()}
-    return Preset(path.stem, variant, checked[variant])
+    searches = content.pop("searches", None)
+    if not isinstance(searches, dict) or not all(isinstance(v, dict) for v in searches.values()):
+        raise UserError(f"{path} has no searches: add some, such as searches: {{beam: {{beam: 4}}}}")
+    if search not in searches:
+        raise UserError(f"the preset {path.stem} has no search {search!r}: it has {_listed(searches)}")
+    checked = {name: _checked(content | more, f"{path.stem} ({name})") for name, more in searches.items()}
+    return Preset(path.stem, search, checked[search])
 
 
 def names() -> list[str]:

@@ -8,6 +8,7 @@ import gc
 import logging
 import threading
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, overload
 
@@ -50,6 +51,22 @@ def build_generator(task: FairseqTask, model: BaseFairseqModel, preset: Preset, 
     if isinstance(generator.search, Sampling):
         generator.search = TextSampling(task.target_dictionary, generator.search, seed)
     return generator
+
+
+@contextmanager
+def explained_errors(checkpoint: Path) -> Iterator[None]:
+    """Raises a `UserError` for failures of loading that a user can act on."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        message = explain(error)
+        if message is None and isinstance(error, OmegaConfBaseException):  # mistakes in presets are `UserError`s
+            message = f"the settings in {checkpoint} are damaged: get it again ({str(error).splitlines()[0]})"
+        if message is None:
+            raise
+        raise UserError(message) from error
 
 
 def report_problem(where: str, problem: str, on_error: str, advice: str = "") -> None:
@@ -126,17 +143,10 @@ class Summarizer:
         search_checks.check_options(preset.options, preset.name)
         if threads is not None:
             torch.set_num_threads(threads)
-        try:
+        with explained_errors(files.checkpoint):
             task, loaded = load_model(files, preset, stock, fp16, cpu)
             tokenizer = Tokenizer(files.build_encoding(), " and ".join(map(str, files.encoding)))
             summarizer = cls(task, loaded, tokenizer, preset, seed)
-        except Exception as error:
-            message = explain(error)
-            if message is None and isinstance(error, OmegaConfBaseException):  # those of presets are explained already
-                message = f"the settings in {files.checkpoint} are damaged: get it again ({str(error).splitlines()[0]})"
-            if message is None or isinstance(error, UserError):
-                raise
-            raise UserError(message) from error
         if stock and preset.options.get("no_repeat_ngram_size"):
             logger.warning(
                 "stock fairseq ignores no_repeat_ngram_size without its CUDA extension; to compare token for "

@@ -67,7 +67,8 @@ def el_attention(
     if triton is not None and not need_weights and padding.span is not None and triton.supports_states(states.dtype, d):
         return triton.el_attention(queries, states, padding.span)[0], None
     occupies_threads = b * -(-rows // LANES) >= torch.get_num_threads()
-    if not need_weights and padding.span is not None and occupies_threads and supported(queries, d):
+    fits = states.size(2) == d  # else torch says what is wrong
+    if not need_weights and padding.span is not None and occupies_threads and fits and supported(queries, d):
         return native.el_attention_(queries, states, padding.span), None
     context, weights = fallback.el_attention(queries, states, padding.mask)
     return context, weights if need_weights else None

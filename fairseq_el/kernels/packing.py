@@ -118,6 +118,7 @@ def packable_layers(model: nn.Module) -> list[tuple[nn.Module, tuple[str, ...]]]
             name
             for name, child in parent.named_children()
             if type(child) is nn.Linear
+            and child.weight.numel()  # an adaptive softmax may have layers of width 0
             and not child._forward_pre_hooks
             and not (getattr(parent, "encoder_decoder_attention", False) and name in ("k_proj", "v_proj"))
         )

@@ -224,7 +224,7 @@ class CachedSelfAttention(MultiheadAttention):
         q, k, v = (projected.view(rows // x, x, d) for projected in self.project(query))
         slots = cache.append(self, split_heads(k, h), split_heads(v, h))
         context = self.attend(q, slots, incremental_state)
-        return self.out_proj(context.view(t, rows, d)), None
+        return self.out_proj(context.reshape(t, rows, d)), None
 
     def project(self, x: Tensor) -> list[Tensor]:
         """Queries, keys and values."""

@@ -27,7 +27,7 @@ from fairseq_el.checkpoints.validation import check_weights
 from fairseq_el.errors import UserError
 from fairseq_el.kernels.packing import pack
 from fairseq_el.models.attention import CachedSelfAttention, ELAttention, PromptAttention
-from fairseq_el.models.encoder import ELEncoder, FusedSelfAttention
+from fairseq_el.models.encoder import ELEncoder, FusedSelfAttention, all_layers
 from fairseq_el.models.positions import LearnedRowPositions, SinusoidalRowPositions
 
 PREFIX = "el_"
@@ -88,14 +88,14 @@ def has_el_form(model: BaseFairseqModel) -> bool:
     decoder: Any = getattr(model, "decoder", None)
     if isinstance(model, FairseqNATModel) or not runs_as_stock(decoder):
         return False
-    attends = [getattr(layer, "encoder_attn", None) is not None for layer in decoder.layers]
+    attends = [getattr(layer, "encoder_attn", None) is not None for layer in all_layers(decoder.layers)]
     if hasattr(model, "encoder"):
         return all(attends)
     positions = type(decoder.embed_positions)
     return (
         not any(attends)
         and positions in (type(None), *ROW_POSITIONS, *ROW_POSITIONS.values())
-        and all(supports_prefill(layer.self_attn) for layer in decoder.layers)
+        and all(supports_prefill(layer.self_attn) for layer in all_layers(decoder.layers))
     )
 
 
@@ -167,7 +167,7 @@ def specialise_encoder(encoder: nn.Module) -> None:
 
 
 def specialise_decoder(decoder: TransformerDecoderBase) -> None:
-    for layer in decoder.layers:
+    for layer in all_layers(decoder.layers):
         layer.encoder_attn.beam_size = 1
         specialise(layer.encoder_attn, ELAttention)
         specialise(layer.self_attn, CachedSelfAttention)
@@ -175,7 +175,7 @@ def specialise_decoder(decoder: TransformerDecoderBase) -> None:
 
 
 def specialise_language_model(decoder: TransformerDecoderBase) -> None:
-    for layer in decoder.layers:
+    for layer in all_layers(decoder.layers):
         specialise(layer.self_attn, PromptAttention)
     specialise_embeddings(decoder)
 

@@ -1,12 +1,13 @@
 """The encoder at inference: fused attention, and padding-free (varlen) batches where they pay."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from fairseq.models.transformer import TransformerEncoderBase
 from fairseq.modules import MultiheadAttention
-from torch import Tensor
+from torch import Tensor, nn
 
 from fairseq_el.kernels import ops
 from fairseq_el.kernels.linear import project_side_by_side, project_together
@@ -90,8 +91,9 @@ class ELEncoder(TransformerEncoderBase):
             )
         x, embedding = self.forward_embedding(src_tokens, token_embeddings)  # [b, n, d]
         states = x.new_zeros(x.shape)
+        layers = list(self.layers)  # once, as in the parent: LayerDrop draws random numbers each time
         for rows in split_by_tokens(lengths.tolist()):
-            states[rows][real[rows]] = self.encode_varlen(x[rows][real[rows]], lengths[rows].tolist())
+            states[rows][real[rows]] = self.encode_varlen(x[rows][real[rows]], lengths[rows].tolist(), layers)
         return {
             "encoder_out": [states.transpose(0, 1)],  # [n, b, d]
             "encoder_padding_mask": [~real],
@@ -102,10 +104,10 @@ class ELEncoder(TransformerEncoderBase):
             "src_lengths": [lengths.to(torch.int32).reshape(-1, 1)],
         }
 
-    def encode_varlen(self, x: Tensor, lengths: list[int]) -> Tensor:
+    def encode_varlen(self, x: Tensor, lengths: list[int], layers: list[nn.Module]) -> Tensor:
         """[tokens, d] -> [tokens, d]; lengths: tokens of each sentence."""
         x, batch = x.unsqueeze(1), VarlenBatch(lengths)
-        for layer in self.layers:
+        for layer in layers:
             x = layer(x, encoder_padding_mask=batch)
             x = x[0] if isinstance(x, tuple) else x
         if self.layer_norm is not None:
@@ -118,8 +120,14 @@ class ELEncoder(TransformerEncoderBase):
             type(layer.self_attn) is FusedSelfAttention
             and layer.self_attn.has_fused_form()
             and ops.varlen_pays(lengths, layer.final_layer_norm.weight, layer.self_attn.head_dim)
-            for layer in self.layers
+            for layer in all_layers(self.layers)
         )
+
+
+def all_layers(layers: nn.ModuleList) -> list[Any]:
+    """Without iterating: fairseq's LayerDrop draws random numbers then, even at inference, so that sampling would find
+    something else than in stock fairseq."""
+    return [layers[index] for index in range(len(layers))]
 
 
 def split_by_tokens(lengths: list[int]) -> list[slice]:

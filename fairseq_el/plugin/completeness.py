@@ -1,7 +1,9 @@
 """Every sentence of a set is generated, and the end of a run says how many were."""
 
 import sys
+from collections.abc import MutableMapping
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from fairseq.data import FairseqDataset, data_utils
@@ -29,7 +31,7 @@ class Tally:
         return f"{line}; left out {len(left_out):,} with invalid sizes: {named}{more}"
 
     def print_report(self) -> None:
-        if self.generated:
+        if self.generated and self.sets:  # fairseq-interactive has lines, and no set
             print(self.report(), file=sys.stderr, flush=True)
 
 
@@ -47,9 +49,9 @@ class AllSentences:
         return self.__dict__.setdefault("_tally", Tally())
 
     @property
-    def left_out(self) -> dict[FairseqDataset, list[int]]:
+    def left_out(self) -> MutableMapping[FairseqDataset, list[int]]:
         """By set, the sentences that don't fit the model and that the user asked to skip."""
-        return self.__dict__.setdefault("_left_out", {})
+        return self.__dict__.setdefault("_left_out", WeakKeyDictionary())
 
     def get_batch_iterator(self, dataset, max_tokens=None, max_sentences=None, *args, **options):
         iterator = super().get_batch_iterator(dataset, max_tokens, max_sentences, *args, **options)
@@ -80,7 +82,7 @@ class AllBatches:
     def __call__(self, dataset: FairseqDataset, epoch: int) -> list[list[int]]:
         batches = list(self.sampler(dataset, epoch) if callable(self.sampler) else self.sampler)
         with data_utils.numpy_seed(self.seed + epoch):
-            ordered = dataset.ordered_indices()
+            ordered = np.asarray(dataset.ordered_indices())
         left_out = self.task.left_out.get(dataset, [])
         missing = ordered[~np.isin(ordered, np.concatenate([left_out, *batches]))]
         if missing.size:

@@ -86,10 +86,10 @@ def test_nothing_in_nothing_out(command, tmp_path, content):
     assert (tmp_path / "out").read_text() == content
 
 
-@pytest.mark.parametrize("variant", ["beam", "diverse"])
-def test_summaries_are_those_of_stock_attention(command, tmp_path, variant):
+@pytest.mark.parametrize("search", ["beam", "diverse"])
+def test_summaries_are_those_of_stock_attention(command, tmp_path, search):
     for system, chosen in (("stock", ["--stock"]), ("always", ["--el-attention", "always"])):
-        options = ["--search", variant, *chosen, "--output", tmp_path / system]
+        options = ["--search", search, *chosen, "--output", tmp_path / system]
         assert command(*job(tmp_path, TEXTS[:12], *options)) is None
     assert (tmp_path / "stock").read_bytes() == (tmp_path / "always").read_bytes()
 
@@ -396,7 +396,7 @@ def test_bad_lines_are_named_before_anything_is_done(command, tmp_path, name, co
         (["--bpe-dir", "{tmp}"], "neither sentencepiece.model nor encoder.json and vocab.bpe.*--bpe"),
         (["--preset", "cnn"], "there is no preset 'cnn'"),
         (["--preset", "gpt2_cnndm"], "trained for translation, but .* gpt2_cnndm is for language_modeling"),
-        (["--search", "topk"], "has no variant 'topk'"),
+        (["--search", "topk"], "has no search 'topk'"),
         (["--beem", "2"], "--beem is not an option; did you mean beam"),
         (["--beam", "0"], "--beam 0 is out of range: at least 1"),
         (["--beam", "two"], "--beam two is not valid"),

@@ -172,8 +172,8 @@ def spoil(summarizer: Summarizer, token: int, value: float):
     ("search", "value"), [("greedy", "nan"), ("beam", "inf"), ("diverse", "nan"), ("stock", "nan"), ("stock", "inf")]
 )
 def test_nan_names_the_text_instead_of_summarising_it(search, value):
-    variant = search if search != "stock" else "beam"
-    summarizer = Summarizer.load("demo", "demo", variant, stock=search == "stock", max_len_b=8)
+    is_stock = search == "stock"
+    summarizer = Summarizer.load("demo", "demo", "beam" if is_stock else search, stock=is_stock, max_len_b=8)
     texts = TEXTS[:7]
     expected = summarizer(texts)
     hook = spoil(summarizer, own_token(summarizer, texts, BAD), float(value))

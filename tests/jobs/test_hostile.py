@@ -610,7 +610,7 @@ def test_any_value_of_an_option_gives_a_line_or_summaries(bart, options):
 
 def test_a_preset_that_grows_as_it_is_read_is_refused(tmp_path):
     levels = "\n".join(f"x{n}: &x{n} [*x{n - 1}, *x{n - 1}]" for n in range(1, 40))
-    (tmp_path / "laughs.yaml").write_text(f"x0: &x0 [1, 1]\n{levels}\nvariants: {{beam: {{beam: 4}}}}\n")
+    (tmp_path / "laughs.yaml").write_text(f"x0: &x0 [1, 1]\n{levels}\nsearches: {{beam: {{beam: 4}}}}\n")
     with case("laughs"):
         assert "references" in result_or_line(presets.load, tmp_path / "laughs.yaml")[1]
 

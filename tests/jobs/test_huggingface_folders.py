@@ -73,14 +73,14 @@ def folders(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def load(tmp_path_factory):
-    def load(model: Path, name: str, variant: str = "beam", **options) -> Summarizer:
-        preset = {"max_len_b": longest(name), "variants": {"beam": {"beam": 4}, "greedy": {"beam": 1}}}
+    def load(model: Path, name: str, search: str = "beam", **options) -> Summarizer:
+        preset = {"max_len_b": longest(name), "searches": {"beam": {"beam": 4}, "greedy": {"beam": 1}}}
         if name == "gpt2":
             preset |= {"task": "language_modeling", "max_new_tokens": longest(name), "el_unscored_prompts": True}
         path = tmp_path_factory.mktemp("preset") / "preset.yaml"
         path.write_text(json.dumps(preset))
         languages = {"source_lang": "en_XX", "target_lang": "ro_RO"} if "mbart" in name else {}
-        return Summarizer.load(model, path, variant, **{**languages, **options})
+        return Summarizer.load(model, path, search, **{**languages, **options})
 
     return load
 
@@ -145,12 +145,12 @@ def ours(summarize: Summarizer, name: str) -> list[list[int]]:
     return [[int(dictionary[token]) for token in tokens[n:]] for tokens, n in zip(found, prompts, strict=True)]
 
 
-@pytest.mark.parametrize("variant, beam", [("greedy", 1), ("beam", 4)])
+@pytest.mark.parametrize("search, beam", [("greedy", 1), ("beam", 4)])
 @pytest.mark.parametrize("name", NAMES)
-def test_a_folder_gives_the_tokens_that_transformers_gives(folders, load, name, variant, beam):
+def test_a_folder_gives_the_tokens_that_transformers_gives(folders, load, name, search, beam):
     expected = transformers_writes(folders(name), name, beam)
     for stock in (False, True) if beam > 1 and name != "gpt2" else (False,):
-        found = ours(load(folders(name), name, variant, stock=stock), name)
+        found = ours(load(folders(name), name, search, stock=stock), name)
         compared = [pair for pair in zip(found, expected, strict=True) if pair[1] is not None]
         assert all(one == other for one, other in compared)
     assert len({tuple(tokens) for tokens, _ in compared}) > 2

@@ -35,14 +35,14 @@ def test_presets_are_the_papers_settings(name):
 
 
 @pytest.mark.parametrize("name", [*PAPER, "demo"])
-def test_variants_differ_from_beam_in_the_search_alone(name):
-    beam, diverse, greedy = (presets.load(name, variant).options for variant in ("beam", "diverse", "greedy"))
+def test_searches_differ_from_beam_in_the_search_alone(name):
+    beam, diverse, greedy = (presets.load(name, search).options for search in ("beam", "diverse", "greedy"))
     assert diverse == beam | {"diverse_beam_groups": beam["beam"], "diverse_beam_strength": 0.2}
     assert greedy == beam | {"beam": 1}
 
 
 def test_gpt2_samples_as_in_its_paper():
-    beam, sampled = (presets.load("gpt2_cnndm", variant) for variant in ("beam", "topk"))
+    beam, sampled = (presets.load("gpt2_cnndm", search) for search in ("beam", "topk"))
     search = {"beam": 1, "nbest": 1, "sampling": True, "sampling_topk": 2, "max_new_tokens": 100}
     assert sampled.options == beam.options | search | {"keep_sentences": 3}
     assert sampled.text().keep_sentences == 3 and beam.text().keep_sentences is None
@@ -59,14 +59,14 @@ def test_summaries_of_several_sentences_are_scored_sentence_by_sentence():
     }  # fmt: skip
 
 
-def variants() -> list[tuple[str, str]]:
-    search = ["beam", "diverse", "greedy"]
-    return [(name, variant) for name in presets.names() for variant in search] + [("gpt2_cnndm", "topk")]
+def searches() -> list[tuple[str, str]]:
+    shared = ["beam", "diverse", "greedy"]
+    return [(name, search) for name in presets.names() for search in shared] + [("gpt2_cnndm", "topk")]
 
 
-@pytest.mark.parametrize(("name", "variant"), variants())
-def test_fairseq_generate_takes_the_arguments(name, variant):
-    preset = presets.load(name, variant)
+@pytest.mark.parametrize(("name", "search"), searches())
+def test_fairseq_generate_takes_the_arguments(name, search):
+    preset = presets.load(name, search)
     parser = options.get_generation_parser()
     parsed = vars(options.parse_args_and_arch(parser, ["data", "--path", "model.pt", *preset.arguments()]))
     known = {option: value for option, value in preset.options.items() if option in parsed}
@@ -77,8 +77,8 @@ def test_fairseq_generate_takes_the_arguments(name, variant):
 def test_a_generator_is_built_from_a_preset(el):
     system = el()
     beam, diverse = (
-        system.task.build_generator(system.models, presets.load("xsum", variant).generation())
-        for variant in ("beam", "diverse")
+        system.task.build_generator(system.models, presets.load("xsum", search).generation())
+        for search in ("beam", "diverse")
     )
     for generator in (beam, diverse):
         assert (generator.beam_size, generator.max_len_b, generator.min_len) == (6, 60, 10)
@@ -126,44 +126,44 @@ def test_a_mistake_in_a_changed_option_does_not_blame_the_preset(options, messag
 
 @pytest.fixture
 def load(tmp_path):
-    def load_content(content: str, variant: str = "beam") -> presets.Preset:
+    def load_content(content: str, search: str = "beam") -> presets.Preset:
         (tmp_path / "own.yaml").write_text(content)
-        return presets.load(tmp_path / "own.yaml", variant)
+        return presets.load(tmp_path / "own.yaml", search)
 
     return load_content
 
 
 def test_a_preset_can_be_a_file_of_ones_own(load):
-    preset = load("el_attention: always\nlenpen: 1\nleft_pad_source: false\nvariants: {beam: {beam: '4'}}")
+    preset = load("el_attention: always\nlenpen: 1\nleft_pad_source: false\nsearches: {beam: {beam: '4'}}")
     assert preset.options == {"el_attention": "always", "lenpen": 1.0, "left_pad_source": False, "beam": 4}
     # the default of left_pad_source is true, and its flag says no
     assert preset.arguments() == "--el-attention always --lenpen 1.0 --left-pad-source --beam 4".split()
 
 
-VARIANTS = "\nvariants: {beam: {beam: 4}, greedy: {beam: 1}}"
+SEARCHES = "\nsearches: {beam: {beam: 4}, greedy: {beam: 1}}"
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("beem: 4" + VARIANTS, r"own \(beam\): beem is not an option; did you mean beam\?"),
-        ("min_len: ten" + VARIANTS, r"own \(beam\): min_len ten is not valid: .*'ten'"),
-        ("min_len: 10.5" + VARIANTS, "min_len 10.5 is not valid: .*10.5"),
-        ("min_len: null" + VARIANTS, "min_len None is not valid"),
-        ("min_len: [10]" + VARIANTS, r"min_len \[10\] is not valid"),
-        ("truncate_source: maybe" + VARIANTS, "truncate_source maybe is not valid: .*'maybe'"),
-        ("el_attention: often" + VARIANTS, "el_attention often is not valid: .*auto, always, never"),
-        ("variants: {beam: {beam: 4}, greedy: {beem: 1}}", r"own \(greedy\): beem is not an option"),
-        ("task: tranlsation" + VARIANTS, "task 'tranlsation' does not exist; did you mean translation"),
-        ("scoring: rogue" + VARIANTS, "scoring 'rogue' does not exist; did you mean rouge"),
-        ("beam: 0" + VARIANTS.replace("beam: 4", ""), r"own \(beam\): beam 0 is out of range: at least 1"),
-        ("data: here" + VARIANTS, "data is not an option"),
-        ("beam: 4", "own.yaml has no variants: add some"),
-        ("variants: [beam]", "own.yaml has no variants: add some"),
-        ("lenpen: 2.0\nvariants: {wide: {beam: 9}}", "has no variant 'beam': it has wide"),
+        ("beem: 4" + SEARCHES, r"own \(beam\): beem is not an option; did you mean beam\?"),
+        ("min_len: ten" + SEARCHES, r"own \(beam\): min_len ten is not valid: .*'ten'"),
+        ("min_len: 10.5" + SEARCHES, "min_len 10.5 is not valid: .*10.5"),
+        ("min_len: null" + SEARCHES, "min_len None is not valid"),
+        ("min_len: [10]" + SEARCHES, r"min_len \[10\] is not valid"),
+        ("truncate_source: maybe" + SEARCHES, "truncate_source maybe is not valid: .*'maybe'"),
+        ("el_attention: often" + SEARCHES, "el_attention often is not valid: .*auto, always, never"),
+        ("searches: {beam: {beam: 4}, greedy: {beem: 1}}", r"own \(greedy\): beem is not an option"),
+        ("task: tranlsation" + SEARCHES, "task 'tranlsation' does not exist; did you mean translation"),
+        ("scoring: rogue" + SEARCHES, "scoring 'rogue' does not exist; did you mean rouge"),
+        ("beam: 0" + SEARCHES.replace("beam: 4", ""), r"own \(beam\): beam 0 is out of range: at least 1"),
+        ("data: here" + SEARCHES, "data is not an option"),
+        ("beam: 4", "own.yaml has no searches: add some"),
+        ("searches: [beam]", "own.yaml has no searches: add some"),
+        ("lenpen: 2.0\nsearches: {wide: {beam: 9}}", "has no search 'beam': it has wide"),
         ("- beam", "own.yaml is not a file of settings"),
         ("beam: [", "own.yaml is not a file of settings in YAML: .*line 1"),
-        ("", "own.yaml has no variants"),
+        ("", "own.yaml has no searches"),
     ],
 )
 def test_mistakes_in_a_preset_are_one_line(load, content, message):

@@ -35,12 +35,12 @@ def scores_of(summarizer: Summarizer, texts: list[str], monkeypatch) -> dict[str
     return dict(zip(longest_first, found, strict=True))
 
 
-@pytest.mark.parametrize("variant", ["beam", "greedy"])
-def test_scores_depend_on_nothing_but_the_text(variant, monkeypatch):
+@pytest.mark.parametrize("search", ["beam", "greedy"])
+def test_scores_depend_on_nothing_but_the_text(search, monkeypatch):
     torch.set_num_threads(2)
-    together = Summarizer.load("demo", "demo", variant, deterministic=True)
+    together = Summarizer.load("demo", "demo", search, deterministic=True)
     expected = scores_of(together, TEXTS, monkeypatch)
-    again = Summarizer.load("demo", "demo", variant, deterministic=True)
+    again = Summarizer.load("demo", "demo", search, deterministic=True)
     for text in TEXTS[:4]:
         assert scores_of(again, [text], monkeypatch) == {text: expected[text]}
     assert scores_of(again, TEXTS[::-1], monkeypatch) == expected

@@ -64,19 +64,20 @@ def test_every_family_finds_what_stock_finds(name, made, working_stock, tmp_path
         patch.setattr(TranslationFromPretrainedXLMTask, "load_dictionary", MaskedLMDictionaries.load_dictionary)
         words = made(FAMILIES[name]) + SEARCH
     ours = fairseq_generate(words, tmp_path / "ours", monkeypatch, stock=False)
-    assert [generator.model.accelerated for generator in built] == [True]
+    assert [generator.model.accelerated for generator, _ in built] == [True]
     theirs = working_stock(words, tmp_path / "stock")
     assert len(built) == 1
     assert sum(map(len, theirs.values())) in (2 * SENTENCES, 2 * (SENTENCES // 2) * 2)  # or of two languages
     assert_same_texts(ours, theirs)
 
 
-def remember_generators(monkeypatch) -> list[ELSequenceGenerator]:
+def remember_generators(monkeypatch) -> list[tuple[ELSequenceGenerator, dict]]:
+    """Those that are built from now on, with the options they are given."""
     built, init = [], ELSequenceGenerator.__init__
 
     def remembering(self, *args, **options):
         init(self, *args, **options)
-        built.append(self)
+        built.append((self, options))
 
     monkeypatch.setattr(ELSequenceGenerator, "__init__", remembering)
     return built
@@ -99,13 +100,15 @@ def test_every_registered_task_has_our_options():
             assert TASK_DATACLASS_REGISTRY[name]().el_attention == "auto"
 
 
-@pytest.mark.parametrize("budget, attention", [("60K", "auto"), (None, "always"), (None, "never")])
-def test_our_options_reach_the_generator_of_an_older_task(budget, attention, made, tmp_path, monkeypatch, capsys):
+def test_our_options_reach_the_generator_of_an_older_task(made, tmp_path, monkeypatch):
     """A budget splits batches, and with them the prefix that names the language."""
     words = made(FAMILIES["m2m-100"]) + SEARCH
     expected = fairseq_generate(words, tmp_path / "plain", monkeypatch, stock=False)
-    words += ["--el-attention", attention, "--el-profile"] + (["--el-memory-budget", budget] if budget else [])
-    assert_same_texts(fairseq_generate(words, tmp_path / "other", monkeypatch, stock=False), expected)
+    built = remember_generators(monkeypatch)
+    options = ["--el-attention", "always", "--el-memory-budget", "60K"]
+    assert_same_texts(fairseq_generate([*words, *options], tmp_path / "el", monkeypatch, stock=False), expected)
+    [(_, given)] = built
+    assert (given["el_attention"], given["el_memory_budget"]) == ("always", 60 * 1024)
 
 
 @pytest.mark.parametrize(
@@ -128,3 +131,18 @@ def test_what_has_no_el_form_says_so_in_a_line_and_runs_as_stock(
     lines = [record.getMessage() for record in caplog.records if "no EL form" in record.getMessage()]
     assert len(lines) == 1 and says in lines[0] and "\n" not in lines[0]
     assert_same_texts(ours, working_stock(words, tmp_path / "stock"))
+
+
+@pytest.mark.parametrize("context", [[], ["--full-context-alignment"]], ids=["", "full context"])
+def test_alignments_are_stocks(context, made, working_stock, tmp_path, monkeypatch):
+    """`transformer_align` with `--print-alignment hard`."""
+    model = ["--arch", "transformer_align", *SMALL, "--alignment-layer", 1, "--alignment-heads", 1, *context]
+    words = made(Family("translation", [], model)) + SEARCH + ["--print-alignment", "hard"]
+    assert_same_texts(
+        fairseq_generate(words, tmp_path / "ours", monkeypatch, stock=False), working_stock(words, tmp_path / "stock")
+    )
+    ours, theirs = (
+        [line for line in sorted((tmp_path / name / "generate-test.txt").read_text().splitlines()) if line[:2] == "A-"]
+        for name in ("ours", "stock")
+    )
+    assert ours == theirs and len(ours) == 2 * SENTENCES
