@@ -35,13 +35,14 @@ def how_text(results: dict[str, Any]) -> str:
         "long as its launch, its arithmetic or its memory traffic, whichever is longest.\n\n"
         f"Peaks: {peaks}.\n\n"
         "Four numbers per precision are fitted to the paper's *baseline* column alone, on a V100 with the software of "
-        f"2020 ({fitted}). The EL columns are then predictions: no EL figure of the paper entered them. "
+        f"2020 ({fitted}). The EL columns are then predictions: no EL figure of the paper entered them.\n\n"
         "Batches are the largest that fit 16 GB by counted memory; for EL at most ten times the baseline's, the ratio "
-        "that Table 3 states (320 to 32). The "
-        "baseline is multi-head attention with a cache for every beam that follows the beams, as in fairseq 0.9; for "
-        "GPT-2 the prompts of all beams with logits for every token of them, as in transformers 3.0. EL is this "
-        "package's `--el-attention always` by torch's operations. Sources and outputs have the paper's mean lengths, "
-        "and outputs spread around it as those in `scripts/bench/lengths.json` do."
+        "that Table 3 states (320 to 32). The baseline is multi-head attention with a cache for every beam that "
+        "follows the beams, as in fairseq 0.9; for GPT-2 the prompts of all beams with logits for every token of them, "
+        "as in transformers 3.0. EL is this package's `--el-attention always` by torch's operations, behind the "
+        "baseline's encoder or prompt. Sources and outputs have the paper's mean lengths, and outputs spread around it "
+        "as those in `scripts/bench/lengths.json` do. These assumptions, unlike the fitted numbers, were made knowing "
+        "the paper's EL column."
     )
 
 
@@ -76,21 +77,24 @@ def table3(rows: list[dict[str, Any]]) -> str:
 
 
 TABLE3_TEXT = (
-    "BART-large on CNN/DailyMail, beam 4. In brackets the counted peak of memory with sources of 1,024 tokens; what "
-    "needs more than 93% of 16 GB does not fit."
+    "BART-large on CNN/DailyMail, beam 4. In brackets the counted peak of memory with sources of 1,024 tokens, for EL "
+    "with this package's encoder; what needs more than 93% of 16 GB does not fit."
 )
 
 
 def devices_table(rows: list[dict[str, Any]]) -> str:
     return table(["device", "batch", "baseline", "EL, torch", "EL, Triton", "speed-up"], [
         [row["device"], f"{row['batch'][0]} / {row['batch'][1]}", f"{row['baseline']:.1f}", f"{row['el']:.1f}",
-         f"{row['triton']:.1f}", f"{row['triton'] / row['baseline']:.2f}x"]
+         "not used" if row["triton"] is None else f"{row['triton']:.1f}",
+         f"{(row['triton'] or row['el']) / row['baseline']:.1f}x"]
         for row in rows
     ])  # fmt: skip
 
 
 DEVICES_TEXT = (
-    "BART-large on CNN/DailyMail, fp16, beam 4, sentences per second, at the largest batch that fits each system. The "
+    "BART-large on CNN/DailyMail, fp16, beam 4, sentences per second, at the largest batch that fits each system, with "
+    "this package's encoder for EL. Triton's EL-attention needs tensor cores that it supports, of an A100 or later. "
+    "The "
     "efficiencies are the V100's, fitted to software of 2020: newer software launches faster and reaches more of the "
     "peaks. Read the ratios, and take them for a guess until somebody measures them."
 )

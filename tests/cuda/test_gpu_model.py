@@ -34,8 +34,8 @@ def test_layers_are_alike(task, system):
 
 
 def one_kernel(flops: int = 0, moved: int = 0) -> Workload:
-    empty = Phase(Counter(), 0, 0)
-    return Workload.of(Generation(Phase(Counter({Kernel("x", flops, moved): 1}), 0, 0), empty, empty, empty), [(9, 1.0)], 0)
+    source, empty = Phase(Counter({Kernel("x", flops, moved): 1}), 0, 0), Phase(Counter(), 0, 0)
+    return Workload.of(Generation(source, empty, empty, empty), [(9, 1.0)], 0)
 
 
 def test_a_kernel_takes_as_long_as_its_launch_its_arithmetic_or_its_traffic():
@@ -54,11 +54,9 @@ def test_steps_of_a_batch_have_the_papers_mean_length():
 
 def test_the_fit_finds_known_efficiencies():
     known = Efficiency(launch=2e-5, arithmetic=0.3, bandwidth=0.6, beam_loop=1e-4)
-    random = np.random.default_rng(0)
     rows = []
-    for number in range(12):
-        sizes = random.lognormal(0, 3, (2, 50)) * np.array([[1e9], [1e7]])
-        work = Workload(*sizes, np.full(50, 100.0), np.ones(50), 10.0, 1000.0 * (number % 2))
+    for flops, moved, beam_steps in ((1e6, 1e4, 0), (1e11, 1e4, 0), (1e6, 1e9, 0), (1e6, 1e4, 100), (1e9, 1e7, 5)):
+        work = Workload(*(np.full(50, x) for x in (flops, moved, 1.0, 1.0)), waits=3.0, beam_steps=beam_steps)
         rows.append((work, 32, 32 / work.seconds(V100, "fp16", known)))
     found = gpu_model.fit_efficiency(rows, "fp16")
     assert vars(found) == pytest.approx(vars(known), rel=0.05)
