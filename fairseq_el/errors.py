@@ -305,8 +305,8 @@ def _nothing_to_generate(exc: BaseException) -> str | None:
         )
     if isinstance(exc, ZeroDivisionError) and frames and _is_command_line(frames[-1]):
         return (
-            "no sentence was generated: fairseq leaves out the last batch unless its size is a "
-            "multiple of 8; keep it with --required-batch-size-multiple 1"
+            "no sentence was generated: the data are empty, or none of it fits the model; check "
+            "--gen-subset and the lengths"
         )
     return None
 

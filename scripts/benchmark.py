@@ -7,8 +7,7 @@ scripts/benchmark.py table1             an experiment of the paper beside ours: 
 scripts/benchmark.py peers, growth      the paper's tasks beside other systems; what time and memory grow with
 scripts/benchmark.py gpu-model          a prediction of the paper's GPU figures from counted kernels, in docs/gpu.md
 scripts/benchmark.py prepare            makes the checkpoints and the environment of the other systems, once
-scripts/benchmark.py all                all experiments of the paper, peers and growth, in under an hour on 2 cores
-scripts/benchmark.py all --quick        the same at toy size, in minutes; works for each experiment alone, too
+scripts/benchmark.py all                all experiments of the paper, peers and growth; --quick: at toy size, in minutes
 scripts/benchmark.py table2 --plan      prints what would be measured and how long it takes
 scripts/benchmark.py peers --rest       measures what the last run had no time for
 scripts/benchmark.py generator --figures auto    measures one figure again and keeps the others

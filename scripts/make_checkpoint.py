@@ -3,13 +3,13 @@
 
     python scripts/make_checkpoint.py --arch bart_large --output build/bart --sentences 8
 
-makes a folder to try loading, generating and speed on without a download: the checkpoint, its
-dictionaries, and binarised data. Keys, shapes and settings are those fairseq itself makes for the
-architecture. The weights come from a seed and are exact in half precision.
+makes a folder to try loading, generating and speed on without a download: the checkpoint, its dictionaries, and
+binarised data. Keys, shapes and settings are those fairseq itself makes for the architecture. The weights come from a
+seed and are exact in half precision.
 
-With --legacy the file is like those released in 2019: the pickle format from before torch 1.6, the
-settings of fairseq 0.9 as `args`, meters as objects of the module `fairseq.meters`, and no output
-projection where it is the embedding. The files of BART-large-CNN and -XSum are of that kind.
+With --legacy the file is like those released in 2019: the pickle format from before torch 1.6, the settings of fairseq
+0.9 as `args`, meters as objects of the module `fairseq.meters`, and no output projection where it is the embedding. The
+files of BART-large-CNN and -XSum are of that kind.
 """
 
 import argparse
@@ -393,8 +393,7 @@ def command_to_try(path: Path, arch: str) -> str:
     command = shlex.join(map(str, words))
     if TASKS[family_of(arch)] == "language_modeling":
         command += " --task language_modeling --sample-break-mode complete --prefix-size 5"
-    # fairseq would leave out a last batch whose size is not a multiple of 8.
-    return command + " --max-len-b 20 --batch-size 8 --required-batch-size-multiple 1"
+    return command + " --max-len-b 20 --batch-size 8"
 
 
 if __name__ == "__main__":

@@ -89,8 +89,9 @@ class StepBounds:
         free = (step >= self.forced).repeat_interleave(beam_size)
         early = (step < self.first_end).repeat_interleave(beam_size)
         late = (step >= self.last_end).repeat_interleave(beam_size)
+        early &= free & ~late
         if early.any():
-            scores[free & early & ~late, self.eos] = -math.inf
+            scores[early, self.eos] = -math.inf
         if self.suppressed is not None:
             scores[free.nonzero(), self.suppressed] = -math.inf
         if late.any():

@@ -88,7 +88,7 @@ class SharedPrefixCache(InIncrementalState):
     def reorder(self, new_order: Tensor, beam_size: int) -> None:
         """Follows the beams. Nothing moves until sentences finish; then their rows are dropped."""
         if new_order.numel() < self.batch() * beam_size:
-            self.select(kept_sentences(new_order, beam_size).to(self.any_states().device))
+            self.select(kept_sentences(new_order, beam_size).to(self.device))
 
     def select(self, sentences: Tensor) -> None:
         """sentences: [b'], indices."""
@@ -99,6 +99,10 @@ class SharedPrefixCache(InIncrementalState):
     def nbytes(self) -> int:
         key_values = (t for pair in self.key_values.values() for t in pair)
         return tensor_bytes(self.padding.mask, *key_values)
+
+    @property
+    def device(self) -> torch.device:
+        return self.any_states().device
 
     def batch(self) -> int:
         raise NotImplementedError
@@ -244,6 +248,10 @@ class PromptCache(SharedPrefixCache):
 
     def states_of(self, attention: MultiheadAttention) -> Tensor:
         return self.inputs[attention]
+
+    @property
+    def device(self) -> torch.device:
+        return self.lengths.device  # of empty prompts there are no states
 
     def any_states(self) -> Tensor:
         if self.inputs:

@@ -71,7 +71,7 @@ def state_batch(model: Model, beam: int, source: int, output: int, form: str, ro
     keeps_states = form == "always" or (model.is_language_model and form in ("copied", "stock"))
     copied = form == "copied" or (form == "stock" and not model.shares_cache)
     kind = "always" if keeps_states else "never"
-    return largest_batch(shape, model.layers, room, output, kind, copied, **options)
+    return largest_batch(shape, model.layers, room, output, form=kind, copied=copied, **options)
 
 
 def state_bytes(model: Model, beam: int, source: int, output: int, form: str) -> float:

@@ -3,6 +3,7 @@
 Each column runs at the largest batch that the budget holds, and once more at the batch that all of them hold.
 `Plan` says what is measured, `figures` what is made of it; words and tables are in `table2_report.py`.
 """
+# Over 400 lines: plan and figures of one experiment, which know each other's parts.
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,5 @@
 """Hugging Face folders become fairseq checkpoints that say the same, and BART goes back."""
+# Over 400 lines: both directions of converting share its models.
 
 import json
 import shlex

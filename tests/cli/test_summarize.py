@@ -1,4 +1,5 @@
 """Text in, summaries out: `Summarizer`, and `fairseq-el summarize`, which loses nothing whatever happens."""
+# Over 400 lines: all promises of one command share its fixtures.
 
 import argparse
 import errno

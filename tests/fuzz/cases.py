@@ -11,7 +11,7 @@ ENCODER_DECODERS = ("transformer", "bart_base", "transformer_align")
 FAMILIES = (*ENCODER_DECODERS, "transformer_lm")
 ACTIVATIONS = ("relu", "relu_squared", "gelu", "gelu_fast", "gelu_accurate", "tanh", "linear")
 SEARCHES = ("beam", "diverse", "siblings", "sampling", "top-k", "top-p", "constraints", "match_source_len", "allowed")
-WIDTHS = [16, 24, 32]
+WIDTHS = [8, 12, 16, 32]
 RANDOM_SEARCHES = ("sampling", "top-k", "top-p")
 
 
@@ -75,7 +75,7 @@ def side_settings(random: Random, side: str, width: int) -> dict[str, Any]:
         "layers": random.randint(1, 3),
         "embed_dim": width,
         "ffn_embed_dim": random.choice([16, 40]),
-        "attention_heads": random.choice([1, 2, 4]),
+        "attention_heads": random.choice([1, 2, 4, 4, width]),
         "normalize_before": flag(random),
         "learned_pos": flag(random),
         "layerdrop": sometimes(random, [0.3], 0.0),
@@ -92,7 +92,7 @@ def shared_settings(random: Random, vocabulary: int) -> dict[str, Any]:
         "no_decoder_final_norm": flag(random, 0.2),
         "attention_dropout": random.choice([0.0, 0.1]),
         "quant_noise_pq": sometimes(random, [0.1], 0.0),
-        "quant_noise_pq_block_size": random.choice([4, 8]),
+        "quant_noise_pq_block_size": random.choice([2, 4]),
         "max_target_positions": random.choice([9, 30, 30, 30]),
         "share_decoder_input_output_embed": flag(random),
     }
@@ -228,8 +228,8 @@ def random_prefix(random: Random, vocabulary: int) -> tuple[int, ...]:
     return (*prefix, 2) if flag(random, 0.1) else prefix
 
 
-def random_case(random: Random) -> Case:
-    family = random.choice(FAMILIES)
+def random_case(random: Random, families: tuple[str, ...] = FAMILIES) -> Case:
+    family = random.choice(families)
     vocabulary = random.choice([8, 20, 40])
     models = tuple(random_model(random, family, vocabulary) for _ in range(random.choice([1, 1, 1, 2])))
     is_language_model = family == "transformer_lm"

@@ -169,8 +169,8 @@ def run_ours(case: Case) -> Hypotheses:
     return generate(build_generator(task, models, case), case)
 
 
-def run_stock(case: Case, noise: float = 0.0, seed: int = 0) -> Hypotheses:
-    """noise: most that is added to or taken from each log-probability."""
+def run_stock(case: Case, noise: float = 0.0, seed: int = 0, as_stock: bool = False) -> Hypotheses:
+    """noise: most that is added to or taken from each log-probability. as_stock: without `limit_each_text`."""
     dictionary = make_dictionary(case.models[0].vocabulary)
     if case.is_language_model:
         task = LanguageModelingTask(LanguageModelingConfig(), dictionary)
@@ -183,7 +183,7 @@ def run_stock(case: Case, noise: float = 0.0, seed: int = 0) -> Hypotheses:
         add_noise(generator.model, noise, seed)
     if case.search.working_ngrams and generator.repeat_ngram_blocker is not None:
         generator.repeat_ngram_blocker = PlainNGramBlock(case.search.options["no_repeat_ngram_size"])
-    if case.is_language_model:
+    if case.is_language_model and not as_stock:
         limit_each_text(generator)
     return generate(generator, case)
 

@@ -1,8 +1,9 @@
 """Damaged and malicious files, and texts of any kind: a right result or an error of one line, never anything else.
 
-The cases are the same at every run; `pytest tests/test_hostile.py --hypothesis-profile explore` tries ten times as
+The cases are the same at every run; `pytest tests/jobs/test_hostile.py --hypothesis-profile explore` tries ten times as
 many new ones.
 """
+# Over 400 lines: all kinds of damage share the means to make and judge it.
 
 import contextlib
 import copy

@@ -1,4 +1,5 @@
 """--engine ray: the file of a single process, whoever is killed on the way."""
+# Over 400 lines: all tests share one Ray cluster, which takes seconds to start.
 
 import contextlib
 import io

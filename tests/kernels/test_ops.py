@@ -43,7 +43,6 @@ def reference(q, heads, scale, keys, values, padding_mask, slot_keys, slot_value
     return (weights @ every_value).transpose(1, 2).reshape(b, r, d).float(), scores.abs().max().item()
 
 
-@compiled
 @settings(max_examples=60)
 @given(
     b=st.integers(1, 3), r=st.integers(1, 9), heads=st.integers(1, 3), d_k=st.sampled_from([16, 32, 64, 80]),
@@ -70,7 +69,6 @@ def test_decoder_attention_equals_torch_on_any_shape(b, r, heads, d_k, n, used, 
     torch.testing.assert_close(weights.sum(-1), torch.ones(b, heads, r))
 
 
-@compiled
 def test_attention_to_slots_alone():
     q, slots = torch.randn(2, 3, 32), torch.randn(2, 2, 2, 8, 16)
     beam_mask = torch.rand(2, 3, 8) < 0.4
@@ -108,7 +106,6 @@ def test_both_forms_of_padding_say_the_same():
     assert Padding.behind(lengths).span[1].tolist() == [3, 0, 5]
 
 
-@compiled
 @settings(max_examples=60)
 @given(
     b=st.integers(1, 3), rows=st.integers(1, 70), d=st.sampled_from([16, 48, 128]), n=st.integers(1, 100),
@@ -122,7 +119,9 @@ def test_el_attention_equals_torch_on_any_shape(b, rows, d, n, spread, seed):
     expected = scores.masked_fill(padding.mask[:, None], float("-inf")).softmax(-1) @ states.double()
     tolerance = 4 * torch.finfo(torch.float).eps * (10 + scores.abs().max().item())
     close = {"atol": tolerance, "rtol": tolerance}
-    torch.testing.assert_close(native.el_attention_(queries.clone(), states, padding.span), expected.float(), **close)
+    if build.library() is not None:  # also where the operation would leave it to torch
+        ours = native.el_attention_(queries.clone(), states, padding.span)
+        torch.testing.assert_close(ours, expected.float(), **close)
     torch.testing.assert_close(ops.el_attention(queries.clone(), states, padding)[0], expected.float(), **close)
     found, weights = ops.el_attention(queries.clone(), states, padding, need_weights=True)
     torch.testing.assert_close(found, expected.float(), **close)
@@ -147,7 +146,6 @@ def test_el_attention_has_work_for_every_thread_or_is_left_to_torch():
         torch.set_num_threads(threads)
 
 
-@compiled
 @settings(max_examples=60)
 @given(
     lengths=st.lists(st.integers(1, 150), min_size=1, max_size=4), heads=st.integers(1, 3),
@@ -176,7 +174,6 @@ def test_a_sentence_does_not_depend_on_its_neighbours():
     assert torch.equal(ops.varlen_attention(projected, [20, 50, 20], 2, 1.0)[20:70], alone)
 
 
-@compiled
 @settings(max_examples=60)
 @given(
     rows=st.integers(1, 20), width=st.sampled_from([16, 48, 1040, 2064]), out=st.integers(1, 40),
@@ -198,7 +195,6 @@ def packed_with_nan(weight: torch.Tensor, bias: torch.Tensor, dtype: torch.dtype
 APPLIED = (lambda x: x, F.relu, F.gelu, lambda x: F.gelu(x, approximate="tanh"))
 
 
-@compiled
 @settings(max_examples=100)
 @given(
     rows=st.integers(1, 40), width=st.sampled_from([16, 48, 1040, 2064]), out=st.integers(1, 600),
@@ -232,7 +228,6 @@ def test_a_row_of_packed_gemm_does_not_depend_on_other_rows_nor_on_threads(dtype
         torch.set_num_threads(threads)
 
 
-@compiled
 def test_half_precision_is_converted_exactly():
     every = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(torch.half)
     weight = every[every.isfinite()].view(-1, 16)
@@ -241,7 +236,6 @@ def test_half_precision_is_converted_exactly():
     assert torch.equal(ops.packed_gemm(ones, packed, bias, len(weight)), weight.float().T)
 
 
-@compiled
 @settings(max_examples=40)
 @given(rows=st.integers(1, 9), width=st.integers(1, 100), spread=st.sampled_from([0.1, 5.0, 500.0]))
 def test_logsumexp_equals_torch_on_any_shape(rows, width, spread):
@@ -249,7 +243,6 @@ def test_logsumexp_equals_torch_on_any_shape(rows, width, spread):
     torch.testing.assert_close(ops.logsumexp(x), torch.logsumexp(x, dim=-1), atol=1e-5, rtol=1e-6)
 
 
-@compiled
 def test_logsumexp_of_rows_without_numbers():
     inf, nan = float("inf"), float("nan")
     x = torch.tensor([[-inf, -inf], [nan, nan], [0.0, -inf], [1.0, nan]])

@@ -140,7 +140,7 @@ def test_this_machine_is_measured_once():
 @pytest.mark.parametrize("form", ["always", "never"])
 def test_the_largest_batch_fits_and_one_more_does_not(form):
     budget, layers, steps = 3 * 2**30, 12, 140
-    most = largest_batch(BART, layers, budget, steps, form)
+    most = largest_batch(BART, layers, budget, steps, form=form)
 
     def needed(batch):
         shape = Shape(batch, 4, 1024, 16, 1024)
@@ -148,4 +148,4 @@ def test_the_largest_batch_fits_and_one_more_does_not(form):
         return shape.kept_states() + key_values + 2 * layers * batch * 4 * steps * 1024 * 4
 
     assert needed(most) <= budget < needed(most + 1)
-    assert largest_batch(BART, layers, 0, steps, form) == 0
+    assert largest_batch(BART, layers, 0, steps, form=form) == 0

@@ -1,4 +1,5 @@
 """The experiments that are put together from parts, at toy size: what is shown is what was measured, and adds up."""
+# Over 400 lines: the experiments share runs at toy size, which take seconds.
 
 import json
 import re
