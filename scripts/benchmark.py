@@ -5,6 +5,7 @@ scripts/benchmark.py generator          the generator beside stock fairseq and o
 scripts/benchmark.py gpt2               language models with long prompts, beside the same
 scripts/benchmark.py table1             an experiment of the paper beside ours: table1 to table5, figure3, figure4
 scripts/benchmark.py peers, growth      the paper's tasks beside other systems; what time and memory grow with
+scripts/benchmark.py gpu-model          a prediction of the paper's GPU figures from counted kernels, in docs/gpu.md
 scripts/benchmark.py prepare            makes the checkpoints and the environment of the other systems, once
 scripts/benchmark.py all                all experiments of the paper, peers and growth; --quick: at toy size, in minutes
 scripts/benchmark.py table2 --plan      prints what would be measured and how long it takes
@@ -259,6 +260,17 @@ def run_prepare(args: argparse.Namespace) -> None:
             model.checkpoint.ensure_converted()
 
 
+def run_gpu_model(args: argparse.Namespace) -> None:
+    """Counts kernels at the paper's sizes, for about ten minutes, and writes docs/gpu.md."""
+    from bench import gpu_model, gpu_report
+    from bench.tasks import paper_tasks
+
+    logging.getLogger("fairseq").setLevel(logging.WARNING)
+    results = gpu_model.predict(paper_tasks())
+    (args.output / "gpu-model.json").write_text(json.dumps(results, indent=1) + "\n")
+    replace_section(ROOT / "docs" / "gpu.md", "gpu-model", gpu_report.render(results))
+
+
 LANGUAGE_MODELS = [*language.Settings().checkpoints, *language.QUICK.checkpoints]
 RENDER = {
     "generator": generator_report.render,
@@ -350,6 +362,8 @@ def parse_arguments(typed: list[str] | None) -> argparse.Namespace:
             command.add_argument("--path", type=Path, help="a folder with a model, instead of the demo's")
             command.add_argument("--data", help="binarised data for --path, see fairseq-el evaluate")
             command.add_argument("--preset", help="the preset in configs/ for --path (default: cnndm)")
+    command = commands.add_parser("gpu-model", help="a prediction of the paper's GPU figures; needs no GPU")
+    command.set_defaults(run=run_gpu_model, output=RESULTS)
     add_run(commands, "all", "all experiments of the paper, peers and growth", run_all)
     command = commands.add_parser("prepare", help="make what all of them need and an earlier run has not made")
     command.set_defaults(run=run_prepare, output=BUILD)

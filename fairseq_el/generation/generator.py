@@ -21,7 +21,8 @@ For each step, the loop calls
     finalize_hypos                         fairseq's
 
 Caches reach the layers in `incremental_state`, the argument that fairseq has for such state. The generator, the
-ensemble, the search and the n-gram block share the `DecodingState`. `language` describes what language models add.
+ensemble, the search and the n-gram block share the `DecodingState`. `language` describes what language models add. With
+a model on a GPU, the loop of a beam search runs on the host (see `device_logits`).
 """
 
 

@@ -34,8 +34,9 @@ from fairseq_el.kernels.packing import pack
 from fairseq_el.kernels.triton import library
 
 sys.path.append(str(ROOT / "tests"))
-from simulated_costs import Kernel  # noqa: E402  (in tests/)
-from simulated_shapes import ShapesOnlyDevice  # noqa: E402
+from simulated.costs import Kernel  # noqa: E402  (in tests/)
+from simulated.shapes import ShapesOnlyDevice  # noqa: E402
+from simulated.triton import SimulatedKernels  # noqa: E402
 
 EARLY, LATE = 3, 11  # steps that are counted
 
@@ -62,6 +63,7 @@ class Phase:
 @dataclass
 class Generation:
     source: Phase
+    first: Phase  # step, in which multi-head attention builds its keys and values
     early: Phase
     late: Phase
 
@@ -85,8 +87,8 @@ def count_generation(
     task: Task, search: str, batch: int, length: int, system: str, dtype: torch.dtype, old_release: bool = True
 ) -> Generation:
     """Of sources with so many tokens. system: `baseline` is multi-head attention with a cache for every beam, `always`
-    EL-attention of this package by torch's operations. old_release: whether the baseline moves the source's keys and
-    values with the beams, as the paper's did."""
+    EL-attention of this package by torch's operations, `triton` by its Triton kernels. old_release: whether the
+    baseline moves the source's keys and values with the beams, as the paper's did."""
     one, two = (count_phases(task, search, batch, length, system, dtype, layers, old_release) for layers in (1, 2))
     return Generation(*(a.with_layers(b, task.model.layers) for a, b in zip(one, two)))
 
@@ -94,9 +96,12 @@ def count_generation(
 def count_phases(
     task: Task, search: str, batch: int, length: int, system: str, dtype: torch.dtype, layers: int, old_release: bool
 ) -> list[Phase]:
-    """Of the source, and of an early and a late step."""
+    """Of the source, and of the first, an early and a late step."""
     model, dictionary = build(task.model, layers)
-    with ShapesOnlyDevice() as device, torch.no_grad(), mock.patch.object(library, "kernels_on", lambda device: None):
+    device = ShapesOnlyDevice(fuses_attention=system != "baseline")
+    kernels = SimulatedKernels(device) if system == "triton" else None
+    system = "always" if system == "triton" else system
+    with device, torch.no_grad(), mock.patch.object(library, "kernels_on", lambda device: kernels):
         if system == "baseline":
             for layer in model.decoder.layers if old_release else ():
                 for attention in filter(None, (layer.self_attn, layer.encoder_attn)):
@@ -109,6 +114,7 @@ def count_phases(
         generator = build_generator(task, search, system, model, dictionary)
         fills_cache = task.model.is_language_model and system == "baseline"
         with phases(device, generator, fills_cache, length) as found:
+            device.reset()
             has_prefix = task.model.is_language_model and not fills_cache
             generator.generate([model], **arguments(has_prefix, batch, length, dictionary))
     return found
@@ -178,7 +184,7 @@ def phases(
 
     def decoding(tokens: Tensor, encoder_outs, states, temperature: float = 1.0):
         nonlocal steps
-        if steps in (0, EARLY, LATE):
+        if steps in (0, 1, EARLY, LATE):
             found.append(Phase(device.kernels, device.reads, device.peak))
         if steps == LATE:
             raise EnoughCounted

@@ -13,8 +13,8 @@ from fairseq.models.transformer_lm import TransformerLanguageModel, TransformerL
 import fairseq_el
 from fairseq_el.kernels.packing import pack
 from fairseq_el.kernels.triton import library
-from simulated_device import SimulatedDevice, on_host
-from simulated_triton import SimulatedKernels
+from simulated import SimulatedDevice, on_host
+from simulated.triton import SimulatedKernels
 
 DICTIONARY = Dictionary()
 for number in range(120):

@@ -3,12 +3,13 @@
 import functools
 
 import pytest
-from cuda_models import DICTIONARY, build, generate, kernels, sources
+from cuda_models import DICTIONARY, build, generate, kernels, prompts, sources
 from fairseq.sequence_generator import SequenceGenerator
 
 import fairseq_el
 from fairseq_el.generation.generator import ELSequenceGenerator
-from simulated_device import SimulatedDevice
+from fairseq_el.generation.language import ELLanguageGenerator
+from simulated import SimulatedDevice
 
 LAYERS, BEAM, STEPS = 12, 4, 12
 LAUNCHES, READS = 0.6, 0.5  # of stock fairseq's, at most
@@ -40,10 +41,24 @@ def test_launches_and_reads_of_a_step(stock, form):
     assert ours.reads <= READS * stock.reads, ours.where("read")
 
 
-def test_reads_do_not_grow_with_layers_and_launches_stay_below_stock_without_triton(stock):
+def test_without_triton_launches_stay_below_stock(stock):
     ours = count(ELSequenceGenerator, "torch", el_attention="always")
     assert ours.reads <= READS * stock.reads
     assert ours.launches <= 0.8 * stock.launches
+
+
+def test_one_read_a_step_of_language_models():
+    def reads(new_tokens: int) -> int:
+        make = functools.partial(
+            ELLanguageGenerator, tgt_dict=DICTIONARY, beam_size=BEAM, max_new_tokens=new_tokens, min_len=50,
+            max_len_b=50, el_attention="always",
+        )  # fmt: skip
+        prefix = prompts()["net_input"]["src_tokens"]
+        with SimulatedDevice() as device, kernels(device, "triton"):
+            generate(make, [fairseq_el.accelerate(build("language"))], prompts(), device, prefix_tokens=prefix)
+        return device.reads
+
+    assert reads(25) - reads(5) == 20
 
 
 def test_one_read_a_step():

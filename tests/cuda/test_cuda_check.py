@@ -11,8 +11,8 @@ from fairseq_el.cli.main import main
 from fairseq_el.errors import UserError
 from fairseq_el.kernels import fallback
 from fairseq_el.models.costs import Machine
-from simulated_device import SimulatedDevice
-from simulated_triton import SimulatedKernels
+from simulated import SimulatedDevice
+from simulated.triton import SimulatedKernels
 
 SMALL = cuda_check.Sizes(heads=2, width=32, length=20, batches=(1, 3), repeats=2)
 MACHINE = Machine(1e12, 1e11, 1e11)

@@ -18,7 +18,7 @@ from fairseq_el.jobs.summarizer import Summarizer
 from fairseq_el.models import caches
 from fairseq_el.models.costs import Machine
 from helpers import DEMO, TEXTS, assert_same_hypotheses
-from simulated_device import SimulatedDevice
+from simulated import SimulatedDevice
 
 PREFIX = torch.tensor([[7, 8, 9], [7, 1, 1], [12, 13, 1]])
 CLOSED = torch.tensor([[7, 8], [9, 2], [5, 1]])  # the second is a whole text

@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from simulated_device import SimulatedDevice, SimulatedTensor, on_host
-from simulated_shapes import ShapesOnlyDevice
+from simulated import SimulatedDevice, SimulatedTensor, on_host
+from simulated.shapes import ShapesOnlyDevice
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What ATen's operations cost on a CUDA device: launches, host reads and bytes, for `simulated_device.py`."""
+"""What ATen's operations cost on a CUDA device: launches, host reads and bytes, for the simulated device."""
 
 import functools
 import math
@@ -80,4 +80,4 @@ def describe_file(file: str) -> tuple[str, bool, bool]:
     """Its folder and name; whether it is part of fairseq or fairseq_el; whether of torch or of this simulation."""
     path = Path(file)
     in_project = not {"fairseq", "fairseq_el"}.isdisjoint(path.parts)
-    return f"{path.parent.name}/{path.name}", in_project, "torch" in path.parts or path.name.startswith("simulated_")
+    return f"{path.parent.name}/{path.name}", in_project, "torch" in path.parts or path.parent.name == "simulated"

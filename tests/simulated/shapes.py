@@ -5,7 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from simulated_device import SimulatedDevice, SimulatedTensor, aten, on_host
+from simulated.device import SimulatedDevice, aten
+from simulated.tensor import SimulatedTensor, on_host
 
 
 class ShapesOnlyDevice(SimulatedDevice):

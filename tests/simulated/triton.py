@@ -3,14 +3,17 @@
 By Triton's interpreter, if asked, or by torch, which is faster and needs no Triton.
 """
 
+import math
+
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fairseq_el.kernels import fallback
 from fairseq_el.kernels.formats import Slots
-from simulated_costs import unique_bytes
-from simulated_device import SimulatedDevice, leaves_of, mapped, on_host
+from simulated.costs import unique_bytes
+from simulated.device import SimulatedDevice
+from simulated.tensor import leaves_of, mapped, on_host
 
 
 class SimulatedKernels:
@@ -41,7 +44,12 @@ class SimulatedKernels:
         tensors = [x for x in leaves_of(arguments) if isinstance(x, Tensor)]
         if not all(tensor.is_cuda for tensor in tensors):
             raise RuntimeError(f"Triton's {name} was given a tensor on the CPU")
-        data = mapped(on_host, tuple(Parts(x) if isinstance(x, Slots) else x for x in arguments))
+        no_numbers = any(on_host(tensor).is_meta for tensor in tensors)
+
+        def numbers(x):
+            return on_host(x).to("meta") if no_numbers and isinstance(x, Tensor) else on_host(x)
+
+        data = mapped(numbers, tuple(Parts(x) if isinstance(x, Slots) else x for x in arguments))
         with torch._C.DisableTorchFunction(), _disable_current_modes():
             found = getattr(self, f"_{name}")(*data)
         results = found if isinstance(found, tuple) else (found,)
@@ -52,11 +60,11 @@ class SimulatedKernels:
     def _el_attention(self, queries, states, span, scale):
         if self.interpreted:
             return triton_kernels().el_attention(queries, states, span, scale)
-        position = torch.arange(states.size(1))
+        position = torch.arange(states.size(1), device=states.device)
         mask = (position < span[0][:, None]) | (position >= span[1][:, None])
         scores = torch.bmm(scale * queries.float(), states.float().mT).masked_fill(mask[:, None], float("-inf"))
         context = torch.bmm(scores.softmax(-1), states.float()).to(queries.dtype)
-        return context, scores.logsumexp(-1) / torch.log(torch.tensor(2.0))
+        return context, scores.logsumexp(-1) / math.log(2)
 
     def _attention(self, queries, num_heads, scale, prefix, span, slots, prompt, biases):
         slots = None if slots is None else Slots(*slots)
@@ -64,7 +72,7 @@ class SimulatedKernels:
             return triton_kernels().decoder_attention(queries, num_heads, scale, prefix, span, slots, prompt, biases)
         mask = None
         if prefix is not None:
-            position = torch.arange(prefix[0].size(3))
+            position = torch.arange(prefix[0].size(3), device=queries.device)
             mask = (position < span[0][:, None]) | (position >= span[1][:, None])
         slots = slots and slots.written()
         context, _ = fallback.decoder_attention(queries, num_heads, scale, prefix, mask, slots)
@@ -77,7 +85,7 @@ class SimulatedKernels:
         b, x, width = queries.shape
         q = fallback.split_heads(queries * scale, num_heads)
         own = fallback.score_slots(q, slots).float().logsumexp(-1)  # [b, h, x]
-        theirs = (prompt[1] * torch.log(torch.tensor(2.0))).view(b, x, num_heads).transpose(1, 2)
+        theirs = (prompt[1] * math.log(2)).view(b, x, num_heads).transpose(1, 2)
         prompt_context = prompt[0]
         if biases is not None:
             theirs = theirs + (q * biases[0].view(num_heads, 1, -1)).sum(-1)

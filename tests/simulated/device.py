@@ -1,35 +1,19 @@
-"""A simulated CUDA device for machines without one.
+"""The simulated device: runs operations on host memory, and counts them."""
 
-Its tensors say that they are on `cuda:0` and hold their numbers in host memory. Inside `with SimulatedDevice()`
-
-- `model.cuda()`, `x.to("cuda")`, `torch.zeros(3, device="cuda")` and the like work as on a machine with a GPU;
-- mixing devices raises, as do other uses that real CUDA refuses: `numpy()`, `data_ptr()` handed to a CPU kernel,
-  operations that only CPUs have;
-- kernel launches, host reads (where the host waits for the device), uploads (copies from the host), bytes and FLOPs
-  are counted, with the line of fairseq or fairseq_el that each of them comes from.
-
-One operation of ATen counts as one launch, which is what most are on CUDA. Those known to be several, and that we
-rather than stock fairseq use, count as several, so a comparison errs to our disadvantage.
-"""
-
-import ctypes
-import functools
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from simulated_costs import (
+from simulated.calls import FusedAttention, HostCalls
+from simulated.costs import (
     CPU_ONLY_NAMESPACES,
     INDEXING,
     LAUNCHES,
@@ -38,74 +22,27 @@ from simulated_costs import (
     calling_line,
     launches_kernel,
     moved_bytes,
-    unique_bytes,
 )
+from simulated.tensor import Lease, SimulatedTensor, allow_cuda_in_cpu_builds, leaves_of, mapped, on_host
 
-CUDA = torch.device("cuda", 0)
 aten = torch.ops.aten
-
-
-class SimulatedTensor(Tensor):
-    """Says that it is on the device. `data_on_host` holds its numbers."""
-
-    data_on_host: Tensor
-    lease: "Lease"
-
-    @staticmethod
-    def __new__(cls, data: Tensor) -> "SimulatedTensor":
-        wrapper = Tensor._make_wrapper_subclass(
-            cls, data.size(), strides=data.stride(), storage_offset=data.storage_offset(), dtype=data.dtype, device=CUDA
-        )
-        wrapper.data_on_host = data
-        return wrapper
-
-    @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        raise RuntimeError(f"{func} on a tensor of a simulated device, outside of its `with` block")
-
-    def __repr__(self, *, tensor_contents=None) -> str:
-        return f"SimulatedTensor({self.data_on_host})"
-
-    def __deepcopy__(self, memo: dict) -> "SimulatedTensor":
-        copy = SimulatedTensor(self.data_on_host.clone())
-        return torch.nn.Parameter(copy, self.requires_grad) if isinstance(self, torch.nn.Parameter) else copy
-
-
-class Lease:
-    """Lives as long as the tensor that has it."""
-
-
-def mapped(function: Callable[[Any], Any], value: Any) -> Any:
-    """Arguments or results of an operation, with the function applied to each. Torch's own `tree_map` is slower."""
-    if isinstance(value, (tuple, list)):
-        return type(value)(mapped(function, part) for part in value)
-    if isinstance(value, dict):
-        return {name: mapped(function, part) for name, part in value.items()}
-    return function(value)
-
-
-def leaves_of(value: Any) -> list:
-    if isinstance(value, dict):
-        value = list(value.values())
-    return [leaf for part in value for leaf in leaves_of(part)] if isinstance(value, (tuple, list)) else [value]
-
-
-def on_host(tensor: Any) -> Any:
-    """The numbers of a tensor of the device, without counting a read; anything else as it is."""
-    return tensor.data_on_host if isinstance(tensor, SimulatedTensor) else tensor
 
 
 class SimulatedDevice:
     """Counts what happens on it while it is entered. One at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, fuses_attention: bool = True) -> None:
+        """fuses_attention: whether torch's attention is one kernel, or, as in old releases, an operation for each
+        product and the softmax."""
         allow_cuda_in_cpu_builds()
+        self.fuses_attention = fuses_attention
         self.modes = (HostCalls(self), Operations(self))
         self.pretence = mock.patch.multiple(
             torch.cuda, _lazy_init=lambda: None, is_available=lambda: True, device_count=lambda: 1,
             current_device=lambda: 0, synchronize=lambda *device: None, get_device_capability=lambda *device: (8, 0),
             get_device_name=lambda *device: "simulated device", set_sync_debug_mode=self.set_sync_debug_mode,
         )  # fmt: skip
+        self.attention = mock.patch.object(F, "scaled_dot_product_attention", FusedAttention(self))
         self.warns = False  # where the host waits
         self.users: Counter[int] = Counter()  # tensors that share a storage
         self.allocated = self.peak = 0  # bytes
@@ -135,6 +72,7 @@ class SimulatedDevice:
 
     def __enter__(self) -> "SimulatedDevice":
         self.pretence.start()
+        self.attention.start()
         torch.__future__.set_swap_module_params_on_conversion(True)  # parameters change their class: `.data =` can't
         for mode in self.modes:
             mode.__enter__()
@@ -144,6 +82,7 @@ class SimulatedDevice:
         for mode in reversed(self.modes):
             mode.__exit__(*error)
         torch.__future__.set_swap_module_params_on_conversion(False)
+        self.attention.stop()
         self.pretence.stop()
 
     # ---- counting
@@ -296,106 +235,8 @@ class Operations(TorchDispatchMode):
         return self.device.run(func, args, dict(kwargs or {}))
 
 
-class HostCalls(TorchFunctionMode):
-    """Calls that don't reach the dispatcher as they would on a machine with CUDA."""
-
-    def __init__(self, device: SimulatedDevice):
-        super().__init__()
-        self.device = device
-        self.own = {
-            Tensor.cuda: self.cuda, Tensor.tolist: self.tolist, Tensor.numpy: self.numpy,
-            Tensor.data_ptr: self.data_ptr, Tensor.pin_memory: self.pin_memory, Tensor.__getitem__: self.getitem,
-            Tensor.__setitem__: self.setitem, F.scaled_dot_product_attention: self.attention,
-            torch.tensor: self.new_tensor,
-        }  # fmt: skip
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        if func in self.own:
-            return self.own[func](func, *args, **kwargs)
-        if any(isinstance(value, (str, torch.device)) for value in (*args[:3], *kwargs.values())):
-            args, kwargs = mapped(with_index, args), mapped(with_index, kwargs)
-        return func(*args, **kwargs)
-
-    def cuda(self, func, x: Tensor, *device, **options) -> Tensor:
-        return x.to(CUDA)
-
-    def new_tensor(self, func, data: Any, device: Any = None, **options) -> Tensor:
-        tensor = func(data, **options)
-        return tensor if device is None else tensor.to(with_index(device))
-
-    def tolist(self, func, x: Tensor) -> Any:
-        if isinstance(x, SimulatedTensor):
-            x = x.cpu()
-        return func(x)
-
-    def numpy(self, func, x: Tensor, **options) -> Any:
-        if isinstance(x, SimulatedTensor):
-            raise TypeError("can't convert cuda:0 device type tensor to numpy")
-        return func(x, **options)
-
-    def data_ptr(self, func, x: Tensor) -> int:
-        if isinstance(x, SimulatedTensor):
-            raise RuntimeError("data_ptr() of a CUDA tensor: a CPU kernel would crash")
-        return func(x)
-
-    def pin_memory(self, func, x: Tensor, *device) -> Tensor:
-        return x
-
-    def getitem(self, func, x: Tensor, index) -> Tensor:
-        return func(x, self._with_tensors(x, index))
-
-    def setitem(self, func, x: Tensor, index, value) -> None:
-        func(x, self._with_tensors(x, index), value)
-
-    def _with_tensors(self, x: Tensor, index):
-        """Lists of numbers become tensors on the device."""
-        if not isinstance(x, SimulatedTensor):
-            return index
-        if isinstance(index, tuple):
-            return tuple(self._with_tensors(x, part) for part in index)
-        return torch.tensor(index).to(CUDA) if isinstance(index, list) else index
-
-    def attention(self, func, query: Tensor, key: Tensor, value: Tensor, *args, **options) -> Tensor:
-        """One kernel on CUDA; a mask of booleans is first turned into numbers (zeros, and where)."""
-        tensors = [query, key, value, *(t for t in leaves_of((args, options)) if isinstance(t, Tensor))]
-        if not any(isinstance(t, SimulatedTensor) for t in tensors):
-            return func(query, key, value, *args, **options)
-        if not all(isinstance(t, SimulatedTensor) for t in tensors):
-            raise RuntimeError("Expected all tensors to be on the same device: scaled_dot_product_attention")
-        masks = [mask for mask in tensors[3:] if mask.dtype == torch.bool]
-        data = [on_host(t) for t in tensors]
-        with torch._C.DisableTorchFunction(), torch.utils._python_dispatch._disable_current_modes():
-            out = func(*data[:3], *mapped(on_host, args), **mapped(on_host, options))
-        for mask in masks:
-            self.device.count_kernel("mask of attention", 0, 5 * unique_bytes(mask.data_on_host), launches=2)
-        flops = 4 * query.numel() * key.size(-2)
-        moved = sum(map(unique_bytes, (*data, out)))
-        self.device.count_kernel("scaled_dot_product_attention", flops, moved)
-        return self.device.hold(out)
-
-
-def with_index(value: Any) -> Any:
-    """ATen asks the driver for the current device where none is named; there is no driver."""
-    if isinstance(value, str) and value == "cuda":
-        return CUDA
-    return CUDA if isinstance(value, torch.device) and value.type == "cuda" and value.index is None else value
-
-
 def host_operation(func, args: tuple, kwargs: dict) -> Any:
     """Runs an operation on host memory; those in half precision that only CUDA has, in single."""
     if func.overloadpacket in (aten._softmax, aten._log_softmax) and args[2]:  # half in, single out
         return func(args[0].float(), args[1], False)
     return func(*args, **kwargs)
-
-
-@functools.cache
-def allow_cuda_in_cpu_builds() -> None:
-    """Builds of torch without CUDA have no guard that switches between its devices, and raise where one is asked for.
-    The meta device's guard, which does nothing, serves: it is entered in torch's table of guards."""
-    table_type = ctypes.c_void_p * 22  # by c10::DeviceType
-    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
-    guards = table_type.in_dll(library, "_ZN3c104impl26device_guard_impl_registryE")
-    cuda, meta = 1, 14
-    if not guards[cuda]:
-        guards[cuda] = guards[meta]
