@@ -28,7 +28,7 @@ help:
 install: $(STAMPS)/package
 
 # One process per core, with one thread each: the tests are small.
-test: install
+test: install $(STAMPS)/triton
 	@$(BIN)/python -m ruff check --quiet . && $(BIN)/python -m mypy
 	@OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -q --disable-warnings \
 	  -n auto --maxprocesses 8 --dist loadfile tests
@@ -43,7 +43,7 @@ lock:
 	$(call pip,'[1/2] torch and build tools',$(call group,torch build) uv==$(UV))
 	$(call pip,'[2/2] other requirements',--no-build-isolation -e '.[test]')
 	@$(BIN)/python -m pip freeze --all --exclude-editable \
-	  | grep -vE '^(torch|triton|nvidia-.*|cuda-.*|pip|uv)(==| @)' | cat - <($(call groups,fairseq)) >$(VENV)/versions.txt
+	  | grep -vE '^(torch|nvidia-.*|cuda-.*|pip|uv)(==| @)' | cat - <($(call groups,fairseq)) >$(VENV)/versions.txt
 	@$(BIN)/uv pip compile --quiet --no-deps --generate-hashes --no-header --no-annotate \
 	  --output-file requirements.lock $(VENV)/versions.txt
 
@@ -66,8 +66,8 @@ endef
 
 # Everything is installed with the versions and checksums of requirements.lock, and nothing else (--no-deps). Only torch
 # is installed by version and with what it needs: its builds for CPUs and for GPUs differ in both.
-# $(call locked,!) is the lock file without fairseq, which needs torch to compile; $(call locked,) is fairseq alone.
-locked = --no-deps --require-hashes -r <(awk '/^[^ ]/ {is_fairseq = /^fairseq/} $(1)is_fairseq' requirements.lock)
+# $(call locked,NAMES) is the part of the lock file with these names, $(call locked,NAMES,!) the rest of it.
+locked = --no-deps --require-hashes -r <(awk '/^[^ ]/ {chosen = /^($(1))/} $(2)chosen' requirements.lock)
 
 # $(call groups,NAMES): prints the requirements of these dependency groups; $(call group,NAMES): as a file for pip.
 groups = $(PYTHON) -c 'import tomllib; groups = tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]; \
@@ -87,7 +87,7 @@ $(STAMPS)/venv:
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/requirements: requirements.lock | $(STAMPS)/venv
-	$(call pip,'[1/4] requirements',$(call locked,!))
+	$(call pip,'[1/4] requirements',$(call locked,fairseq|triton,!))
 	@touch $@
 
 $(STAMPS)/torch: $(STAMPS)/requirements
@@ -95,7 +95,12 @@ $(STAMPS)/torch: $(STAMPS)/requirements
 	@touch $@
 
 $(STAMPS)/fairseq: $(STAMPS)/torch
-	$(call pip,'[3/4] fairseq: compiles for about 3 minutes',--no-build-isolation $(call locked,))
+	$(call pip,'[3/4] fairseq: compiles for about 3 minutes',--no-build-isolation $(call locked,fairseq))
+	@touch $@
+
+# Large, and needed on GPUs, whose builds of torch bring it; elsewhere only the tests of its kernels use it.
+$(STAMPS)/triton: $(STAMPS)/torch
+	$(call pip,'Triton for the tests: a large download',$(call locked,triton))
 	@touch $@
 
 $(STAMPS)/package: $(STAMPS)/fairseq setup.py pyproject.toml

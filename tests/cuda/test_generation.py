@@ -162,7 +162,7 @@ def test_nan_stops_a_job_on_the_device_too():
 
 
 def test_the_kernels_themselves_by_tritons_interpreter():
-    pytest.importorskip("triton", reason="Triton is not installed: pip install triton==3.9.0")
+    pytest.importorskip("triton", reason="Triton is not installed: pip install triton==3.7.1")
     for cls, kind, sample, arguments in (
         (ELSequenceGenerator, "bart", sources(), {}),
         (ELLanguageGenerator, "language", prompts(), {"prefix_tokens": prompts()["net_input"]["src_tokens"]}),
