@@ -16,6 +16,7 @@ scripts/benchmark.py report             writes docs/benchmarks.md again from the
 Results of full runs go to build/benchmark, and without the single measurements to docs/results; those of --quick go
 to build/benchmark/quick, page included.
 """
+# Over 400 lines: the commands of all experiments, which are told apart here and nowhere else.
 
 import argparse
 import importlib
@@ -323,6 +324,7 @@ def show_all(args: argparse.Namespace) -> None:
 
 
 def parse_arguments(typed: list[str] | None) -> argparse.Namespace:
+    # Over 50 lines: the table of all options.
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -83,10 +83,10 @@ def make_tiny(folder: Path) -> Path:
 
 SCRIPTS = {
     "make_checkpoint": lambda source, out: maker.make_checkpoint("bart_base", out, vocab=300, settings=TINY),
-    "convert_hf": lambda source, out: convert.convert(source / "huggingface", out),
-    "convert_hf --reverse": lambda source, out: convert.convert_back(source, out),
+    "convert": lambda source, out: convert.convert(source / "huggingface", out),
+    "convert --reverse": lambda source, out: convert.convert_back(source, out),
 }
-LAST = {"make_checkpoint": "model.pt", "convert_hf": "model.pt", "convert_hf --reverse": "model.safetensors"}
+LAST = {"make_checkpoint": "model.pt", "convert": "model.pt", "convert --reverse": "model.safetensors"}
 
 
 @pytest.fixture(scope="module")

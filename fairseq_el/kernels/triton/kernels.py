@@ -107,6 +107,7 @@ def attention(
     prompt: prompt_context: [b, x, h * d_k], after the value projection without its bias, prompt_lse: [b, x * h]; its
     scores lack the product with the key's bias. out: [b, x, h * d_k]. Grid: (b * h, row tiles).
     """
+    # Over 50 lines: one launch is one function, and the parts share the running softmax in registers.
     sentence, head = (tl.program_id(0) // h).to(tl.int64), tl.program_id(0) % h
     row, column = tl.program_id(1) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS), tl.arange(0, BLOCK_D)
     in_rows, in_columns = row < x, column < D_K
