@@ -138,7 +138,9 @@ def test_a_worker_that_is_killed_changes_nothing(folder, start):
     printed, said = driver.communicate(timeout=240)
     assert driver.returncode == 0 and not printed, said
     check_same(folder, "killed.jsonl")
-    shown, shown_alone = (re.findall("summarize: (.*)", text) for text in (said, (folder / "alone.stderr").read_text()))
+    texts = said, (folder / "alone.stderr").read_text()
+    crowded = "warning: other processes"  # which depends on what else this machine does
+    shown, shown_alone = (re.findall(f"summarize: (?!{crowded})(.*)", text) for text in texts)
     notices = [line for line in shown if "a worker died, and the batch of line" in line]
     assert sorted(shown) == sorted(shown_alone + notices) and len(shown_alone) == 3 and len(notices) <= 2
     assert f'line {LONG + 1} of {folder}/in.jsonl (id "{LONG}") was skipped: ' in "".join(shown_alone)
