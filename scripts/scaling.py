@@ -9,7 +9,7 @@ scripts/scaling.py --report   the page again, from docs/results/scaling.json
 import argparse
 import json
 import logging
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from bench.environment import BUILD, ROOT, describe
@@ -20,10 +20,10 @@ RESULTS = ROOT / "docs" / "results"
 
 
 def show(results_file: Path, page: Path) -> None:
-    from bench.scaling import EXPERIMENT
+    from bench import scaling_report
 
-    text = EXPERIMENT.render(json.loads(results_file.read_text()))
-    replace_section(page, EXPERIMENT.name, text)
+    text = scaling_report.render(json.loads(results_file.read_text()))
+    replace_section(page, "scaling", text)
     print(f"{text}\n\nwritten: {results_file}, {page}")
 
 
@@ -32,26 +32,26 @@ def main(typed: list[str] | None = None) -> None:
     parser.add_argument("--quick", action="store_true", help="toy shapes, to see that it runs")
     parser.add_argument("--report", action="store_true", help="measure nothing")
     parser.add_argument("--repeats", type=int, default=3, help="rounds (default: 3)")
+    parser.add_argument("--precision", default="auto", help="of fairseq_el (default: auto, which is exact)")
     parser.add_argument("--output", type=Path, help="folder for JSON and, with --quick, the page")
     args = parser.parse_args(typed)
     output = args.output or (BUILD / "quick" if args.quick else RESULTS)
     results_file = output / "scaling.json"
     page = output / PAGE.name if args.quick else PAGE
     if not args.report:
-        from bench.scaling import EXPERIMENT  # loads torch, fairseq and Ray
+        from bench import scaling, scaling_report  # load torch, fairseq and Ray
 
         for name in ("fairseq", "fairseq_el"):  # which tell what they load, and how
             logging.getLogger(name).setLevel(logging.WARNING)
-
-        settings = EXPERIMENT.quick if args.quick else EXPERIMENT.settings
-        loaded, records = EXPERIMENT.measure(settings, args.repeats, output / "logs" if args.quick else BUILD / "logs")
-        environment = describe(loaded)
-        environment["command"] = environment["command"].replace("benchmark.py", "scaling.py")
-        facts = {"experiment": EXPERIMENT.name, "quick": args.quick, "environment": environment}
-        figures = EXPERIMENT.figures(settings, records)
-        made = {"settings": asdict(settings) | {"repeats": args.repeats}, "figures": figures}
+        settings = replace(scaling.QUICK if args.quick else scaling.Settings(), precision=args.precision)
+        records = scaling.measure(settings, args.repeats, output / "logs" if args.quick else BUILD / "logs")
+        made = {
+            "experiment": "scaling", "quick": args.quick, "environment": describe(scaling.versions()),
+            "settings": asdict(settings) | {"repeats": args.repeats},
+            "figures": scaling_report.figures(settings, records), "records": records,
+        }  # fmt: skip
         output.mkdir(parents=True, exist_ok=True)
-        results_file.write_text(json.dumps(facts | made | {"records": records}, indent=1) + "\n")
+        results_file.write_text(json.dumps(made, indent=1) + "\n")
     show(results_file, page)
 
 

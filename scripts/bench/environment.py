@@ -1,5 +1,4 @@
-"""Where the benchmark runs: the machine, the versions, and the environment of the systems it
-compares with."""
+"""Where the benchmark runs: the machine, the versions, and the environments of the systems that it compares with."""
 
 import datetime
 import os
@@ -15,50 +14,56 @@ from typing import Any
 SCRIPTS = Path(__file__).resolve().parent.parent
 ROOT = SCRIPTS.parent
 BUILD = ROOT / "build" / "benchmark"
-PEERS = BUILD / "venv-peers"
+GROUP = "peer-"  # of dependency-groups in pyproject.toml
+# optimum-intel asks for torchvision, which text doesn't need and whose build on PyPI doesn't fit torch's for CPUs.
+UNWANTED = "torchvision"
 
 
-def peers_python() -> str:
-    return str(PEERS / "bin" / "python")
+def peer_python(environment: str) -> str:
+    return str(BUILD / "environments" / environment / "bin" / "python")
 
 
-def peer_requirements() -> list[str]:
+def peer_requirements(environment: str) -> list[str]:
     """The exact versions in pyproject.toml. With torch among them, pip keeps to it."""
-    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["dependency-groups"]["peers"]
+    groups = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["dependency-groups"]
+    return groups[GROUP + environment]
 
 
-def ensure_peers() -> None:
-    """Makes the environment of the peers unless it is there with these very versions.
+def ensure_environment(environment: str) -> None:
+    """Makes the environment of a peer unless it is there with these very versions.
 
-    It is separate because their dependencies need not suit fairseq's.
+    Each has its own: their requirements suit neither fairseq's nor each other's.
     """
-    wanted = "\n".join(peer_requirements())
-    stamp = PEERS / "requirements.txt"  # written last: its presence means that all went well
+    wanted = "\n".join(peer_requirements(environment))
+    folder = BUILD / "environments" / environment
+    stamp = folder / "requirements.txt"  # written last: its presence means that all went well
     if stamp.exists() and stamp.read_text() == wanted:
         return
-    print(f"installing the systems to compare with into {PEERS.relative_to(ROOT)}", flush=True)
-    venv.create(PEERS, clear=True, with_pip=True)
-    subprocess.run(
-        [peers_python(), "-m", "pip", "install", "--quiet", *peer_requirements()], check=True
-    )
+    print(f"installing {environment} into {folder.relative_to(ROOT)}", flush=True)
+    venv.create(folder, clear=True, with_pip=True)
+    pip = [peer_python(environment), "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    if subprocess.run([*pip, "install", *peer_requirements(environment)]).returncode:
+        sys.exit(f"benchmark: {environment} could not be installed; --only measures without it")
+    subprocess.run([*pip, "uninstall", "--yes", UNWANTED], check=True, stderr=subprocess.DEVNULL)
     stamp.write_text(wanted)
 
 
-def describe(loaded: dict[str, Any]) -> dict[str, Any]:
+def describe(versions: dict[str, str] | None = None) -> dict[str, Any]:
     """Machine, versions, commit, date and command of a run, for its results."""
-    versions = {"python": platform.python_version()}
-    for worker in loaded.values():
-        versions |= worker["versions"]
     return {
         "machine": cpu_name(),
         "cores": len(os.sched_getaffinity(0)),
-        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "memory_bytes": memory_bytes(),
         "system": f"{platform.system()} {platform.release()}",
-        "versions": versions,
+        "versions": {"python": platform.python_version()} | (versions or {}),
         "commit": commit(),
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "command": shlex.join(["scripts/benchmark.py", *sys.argv[1:]]),
+        "command": shlex.join([f"scripts/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
     }
+
+
+def memory_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def cpu_name() -> str:
@@ -74,12 +79,15 @@ def cpu_name() -> str:
 
 
 def commit() -> str:
-    """The commit of the source tree, marked where files differ from it; "unknown" outside a
-    repository. Pages don't count: the experiments of one run write them in turn."""
+    """The last commit that changed code, marked where files differ from it; "unknown" outside a repository.
+
+    Pages and results don't count: a run that goes on after its first results were committed is still of one code.
+    """
+    code = ("--", ".", ":!docs", ":!*.md")
 
     def git(*words: str) -> str:
         return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True).stdout.strip()
 
-    name = git("rev-parse", "--short=10", "HEAD")
-    changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs")
+    name = git("log", "-1", "--format=%h", "--abbrev=10", *code)
+    changed = git("status", "--porcelain", "--untracked-files=no", *code)
     return f"{name or 'unknown'}{'-dirty' * bool(changed)}"

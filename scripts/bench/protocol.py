@@ -1,98 +1,69 @@
 """What a benchmark worker is: a process that loads one system and then answers requests.
 
-One request and one answer are a line of JSON each, on the worker's standard input and output. This
-module needs nothing but Python's standard library, because workers run in different environments.
+A request and its answer are a line of JSON each, on the worker's standard input and output. This module needs nothing
+but Python's standard library, because workers run in environments of their own.
 """
 
 import ctypes
+import hashlib
 import json
 import os
 import random
+import signal
 import sys
 from collections.abc import Callable
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 THREADS = 2
 PAD, EOS = 1, 2
-FIRST_WORD = (
-    4  # 0 to 3 are <s>, <pad>, </s>, <unk>, in fairseq's dictionaries and in Transformers' BART
-)
-DISTINCT_SENTENCES = 8
+FIRST_WORD = 4  # 0 to 3 are <s>, <pad>, </s>, <unk>, in fairseq's dictionaries and in Transformers' BART
 SEED = 20210
+PR_SET_PDEATHSIG = 1
+
+Sentences = list[list[int]]
 
 
 @dataclass(frozen=True)
 class Request:
-    """One generation. `length` tokens are produced for each sentence, the closing </s> among them.
+    """One piece of work for a worker.
 
-    op is "generate" (text in, text out; everything is timed), "decode" (the same with the encoder's
-    output at hand from an earlier request, so that only decoding is timed), "parts" (the same, but of
-    the steps only some at the beginning and some at the end, see `parts.py`), "sources" (its distinct
-    sources are encoded once more, which alone is timed) or "source_state" (bytes cached about the
-    source, measured from the live tensors). `attention` is for systems that have a choice.
-
-    `lengths` are those of the distinct sources where they differ; `source_length` is then the longest.
-    `search` holds further options of fairseq's search. `multi_head` says for stock fairseq what becomes
-    of K and V: as this release has it, "copied" for each beam, or "no-cache".
+    op: "generate" (random sources in, exactly `length` tokens out for each, the closing </s> among them; everything is
+    timed), "texts" (the sentences of a file in, of any length out), "source_state" (bytes that are cached of the
+    source, from the live tensors), or one of `operations.py`.
+    lengths: of distinct sources, which a batch goes through in turn. search: further options of fairseq's search.
+    attention: of fairseq_el. multi_head: what becomes of K and V in stock fairseq: None as this release has it,
+    "copied" for each beam, or "no-cache". options: of operations.
     """
 
     op: str
-    batch: int
-    source_length: int
-    beam: int
-    length: int
-    attention: str | None = None
+    batch: int = 1
     lengths: tuple[int, ...] = ()
+    beam: int = 1
+    length: int = 1
     search: dict[str, Any] = field(default_factory=dict)
+    attention: str | None = None
     multi_head: str | None = None
+    texts: str | None = None
+    options: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass
-class Answer:
-    """What a worker measured. Times in seconds, sizes in bytes, None where a system doesn't
-    tell."""
-
-    seconds: float = 0.0
-    encoder_seconds: float | None = None
-    step_seconds: float | None = None  # from one decoding step to the next, median of the generation
-    source_state_bytes: int | None = None
-    state_bytes: int | None = None  # of sources and beams together, at the peak
-    parts: dict[str, Any] | None = None  # for "parts" and "sources": the input of `extrapolate.py`
-    tokens: list[list[int]] = field(
-        default_factory=list
-    )  # best hypothesis of each sentence, no </s>
-    memory: dict[str, int] = field(default_factory=dict)
+Answer = dict[str, Any]  # at least `seconds` and `tokens` where something was generated
+System = Any  # with `vocabulary`, `versions`, `settings` as a user writes them, and `generate(request, sources)`
 
 
-class System(Protocol):
-    """One system under test. `vocabulary` is the number of tokens it knows."""
-
-    vocabulary: int
-    versions: dict[str, str]
-
-    def answer(self, request: Request, sources: list[list[int]]) -> Answer: ...
-
-
-def source_sentences(request: Request, vocabulary: int) -> list[list[int]]:
-    """The same random sources for every system, each of exactly the requested length, closed by
-    </s>. Where lengths differ, batches go through them in turn.
-
-    Large batches repeat a few distinct sentences: time doesn't depend on the words, and a system
-    that has the encoder's output of the distinct ones at hand has that of all.
-    """
-    sentences = []
-    lengths = request.lengths or (request.source_length,) * DISTINCT_SENTENCES
-    for index, length in enumerate(lengths[: request.batch]):
+def source_sentences(request: Request, vocabulary: int) -> Sentences:
+    """The same random sources for every system, of exactly the requested lengths, closed by </s>."""
+    distinct = []
+    for index, length in enumerate(request.lengths[: request.batch]):
         words = random.Random(f"{SEED}/{length}/{index}")
-        body = [words.randrange(FIRST_WORD, vocabulary) for _ in range(length - 1)]
-        sentences.append(body + [EOS])
-    return [sentences[index % len(sentences)] for index in range(request.batch)]
+        distinct.append([words.randrange(FIRST_WORD, vocabulary) for _ in range(length - 1)] + [EOS])
+    return [distinct[index % len(distinct)] for index in range(request.batch)]
 
 
-def padded(sources: list[list[int]], left: bool) -> list[list[int]]:
+def padded(sources: Sentences, left: bool) -> Sentences:
     """[b, n]: as long as the longest, filled up with <pad> before or behind."""
     longest = max(map(len, sources))
     fill = [[PAD] * (longest - len(source)) for source in sources]
@@ -100,16 +71,23 @@ def padded(sources: list[list[int]], left: bool) -> list[list[int]]:
 
 
 def without_eos(tokens: list[int]) -> list[int]:
-    return tokens[:-1] if tokens and tokens[-1] == EOS else tokens
+    """Up to the closing </s>."""
+    return tokens[: tokens.index(EOS)] if EOS in tokens else [token for token in tokens if token != PAD]
+
+
+def in_batches(sentences: Sentences, size: int) -> list[Sentences]:
+    return [sentences[start : start + size] for start in range(0, len(sentences), size)]
+
+
+def fingerprint(tokens: list[int]) -> str:
+    """Of an output, to count those that are the same in two systems."""
+    return hashlib.sha256(" ".join(map(str, tokens)).encode()).hexdigest()[:8]
 
 
 def resident_memory() -> dict[str, int]:
     """Resident memory of this process now and at its peak since `reset_peak`, in bytes."""
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return {
-        "resident": int(status["VmRSS"].split()[0]) * 1024,
-        "peak": int(status["VmHWM"].split()[0]) * 1024,
-    }
+    return {name: int(status[key].split()[0]) * 1024 for name, key in (("resident", "VmRSS"), ("peak", "VmHWM"))}
 
 
 def reset_peak() -> None:
@@ -128,6 +106,7 @@ def json_lines():
 
 def serve(load: Callable[[dict[str, Any]], System]) -> None:
     """Loads the system described by the JSON on the command line and answers until input ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # stopped between requests, it would not notice
     options = json.loads(sys.argv[1])
     with json_lines() as answers:
 
@@ -135,13 +114,15 @@ def serve(load: Callable[[dict[str, Any]], System]) -> None:
             print(json.dumps(message), file=answers, flush=True)
 
         system = load(options)
-        peak = resident_memory()["peak"]
+        loading = resident_memory()["peak"]
         reset_peak()  # what loading has freed is not what the system takes at rest
-        send({"memory": resident_memory() | {"peak": peak}, "versions": system.versions})
+        facts = {"versions": system.versions, "settings": system.settings}
+        send(facts | {"rest_bytes": resident_memory()["resident"], "loading_bytes": loading})
         for line in sys.stdin:
             request = Request(**json.loads(line))
-            sources = source_sentences(request, system.vocabulary)
+            sources = json.loads(Path(request.texts).read_text()) if request.texts else []
+            if not request.texts and request.lengths:
+                sources = source_sentences(request, system.vocabulary)
             reset_peak()
-            answer = system.answer(request, sources)
-            answer.memory = resident_memory()
-            send(asdict(answer))
+            answer = system.generate(request, sources)
+            send(answer | {"peak_bytes": resident_memory()["peak"]})

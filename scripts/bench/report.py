@@ -1,18 +1,14 @@
-"""Results as Markdown: tables that also read well as plain text, and the page that shows them."""
+"""Results as JSON files and pages: what both share, the page of summary, and README's numbers."""
 
+import json
 import re
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-from bench.systems import SYSTEMS
-
-PREFACE = """# Benchmarks
-
-Weights are random, in the shapes of the released checkpoints, and output lengths are forced: speed
-and memory depend on neither the words nor their quality. Systems that are compared run interleaved
-in one run, with one request at a time on the whole machine; times are medians, with the least and
-the most in brackets. This page is made by `scripts/benchmark.py` from the results of a real run.
-"""
+Record = dict[str, Any]
+NOT_MEASURED = "not measured"
+README_MARK = "benchmark"
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:
@@ -28,57 +24,26 @@ def table(header: list[str], rows: list[list[str]]) -> str:
     return "\n".join([line(header), line(rule), *map(line, rows)])
 
 
-def milliseconds(seconds: dict[str, float]) -> str:
-    median, least, most = (seconds[name] * 1000 for name in ("median", "least", "most"))
-    return f"{median:.1f} ({least:.1f} to {most:.1f})"
-
-
-def in_seconds(seconds: dict[str, float]) -> str:
-    return f"{seconds['median']:.2f} ({seconds['least']:.2f} to {seconds['most']:.2f})"
-
-
 def times(value: float | None) -> str:
-    return "not measured" if value is None else f"{value:.2f}x"
+    return NOT_MEASURED if value is None else f"{value:.2f}x"
 
 
-def giga(value: float) -> str:
-    return f"{value / 1e9:.4g}"
-
-
-def gigabytes(value: int) -> str:
+def gigabytes(value: float) -> str:
     return f"{value / 1e9:.2f} GB"
 
 
-def megabytes(value: int) -> str:
+def megabytes(value: float) -> str:
     return f"{value / 1e6:.2f} MB"
 
 
-def title(row: dict[str, Any]) -> str:
-    return SYSTEMS[row["system"]].title
-
-
-def replace_section(page: Path, experiment: str, text: str) -> None:
-    """Puts an experiment's text between its markers; the rest of the page stays unchanged."""
-    begin, end = f"<!-- {experiment}: begin -->", f"<!-- {experiment}: end -->"
+def replace_section(page: Path, name: str, text: str) -> None:
+    """Puts a text between its markers, or at the end; the rest of the page stays unchanged."""
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
     section = f"{begin}\n{text.strip()}\n{end}"
-    old = page.read_text() if page.exists() else PREFACE
+    old = page.read_text() if page.exists() else ""
     pattern = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.DOTALL)
-    if pattern.search(old):
-        new = pattern.sub(lambda _: section, old)
-    else:
-        new = f"{old.rstrip()}\n\n{section}\n"
-    page.parent.mkdir(parents=True, exist_ok=True)
+    new = pattern.sub(lambda _: section, old) if pattern.search(old) else f"{old.rstrip()}\n\n{section}\n".lstrip()
     page.write_text(new)
-
-
-def opening(heading: str, results: dict[str, Any]) -> list[str]:
-    """Heading, machine and versions of an experiment."""
-    parts = [f"## {heading}", run_facts(results)]
-    if results["quick"]:
-        parts.append(
-            "**Toy shapes (`--quick`): this shows that the benchmark runs, and nothing else.**"
-        )
-    return parts
 
 
 def run_facts(results: dict[str, Any]) -> str:
@@ -88,14 +53,108 @@ def run_facts(results: dict[str, Any]) -> str:
         f"Machine: {facts['machine']}, {facts['cores']} cores, "
         f"{gigabytes(facts['memory_bytes'])} of memory, {facts['system']}.\n"
         f"Versions: {versions}. Commit {facts['commit']}, {facts['date']}.\n"
-        f"Command: `{facts['command']}`" + older_parts(results)
+        f"Command: `{facts['command']}`"
     )
 
 
-def older_parts(results: dict[str, Any]) -> str:
-    """Names the figures that an earlier run measured."""
-    runs: dict[str, list[str]] = {}
-    for figure, facts in results.get("measured", {}).items():
-        if facts["date"] != results["environment"]["date"]:
-            runs.setdefault(f"commit {facts['commit']}, {facts['date']}", []).append(figure)
-    return "".join(f"\nFrom an earlier run ({run}): {', '.join(names)}." for run, names in runs.items())
+# ---- results
+
+
+def split(lines: Path, folder: Path) -> None:
+    """Makes a JSON file for each experiment of the lines of a run."""
+    facts, *records = (json.loads(line) for line in lines.read_text().splitlines())
+    del facts["kind"]
+    by_experiment: dict[str, list[Record]] = {}
+    systems: dict[str, dict[str, Any]] = {}
+    for record in records:
+        own = {name: record.pop(name) for name in ("versions", "settings") if name in record}
+        name = record["cell"].partition("/")[0]
+        by_experiment.setdefault(name, []).append(record)
+        systems.setdefault(name, {}).setdefault(record["system"], own)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, own_records in by_experiment.items():
+        versions = dict(facts["versions"])
+        for system in ("stock", "el", "operations"):
+            versions |= systems[name].get(system, {}).get("versions", {})
+        made = {"experiment": name, "environment": facts | {"versions": versions}, "systems": systems[name]}
+        text = json.dumps(made, indent=1)[:-2] + ',\n "records": [\n'
+        text += ",\n".join("  " + json.dumps(record) for record in own_records) + "\n ]\n}\n"
+        (folder / f"{name}.json").write_text(text)
+
+
+class Measured:
+    """What was measured of one experiment; empty where nothing was."""
+
+    def __init__(self, folder: Path, experiment: str):
+        file = folder / f"{experiment}.json"
+        self.results = json.loads(file.read_text()) if file.exists() else None
+        self.records: list[Record] = self.results["records"] if self.results else []
+
+    def of(self, key: str) -> list[Record]:
+        """The rounds of a cell that went well."""
+        return [r for r in self.records if r["cell"] == key and not {"failed", "over_budget"} & set(r)]
+
+    def why_missing(self, key: str) -> str:
+        failed = [r["failed"] for r in self.records if r["cell"] == key and "failed" in r]
+        return NOT_MEASURED if not failed else "does not fit" if failed[0] == "does not fit" else "failed"
+
+    def spread(self, cell: Any, quantity: str = "seconds", scale: float = 1.0) -> "Spread | None":
+        """Over the rounds, at least as many as were asked for."""
+        found = [r[quantity] * scale for r in self.of(cell.key) if r.get(quantity) is not None]
+        return Spread(found) if len(found) >= cell.rounds else None
+
+
+    def per_text(self, cell: Any) -> "Spread | None":
+        """Seconds; the batch may be smaller than the request's, under a budget."""
+        own = self.of(cell.key)
+        return self.spread(cell, scale=1 / own[0]["batch"]) if own else None
+
+
+class Spread:
+    """Median and range."""
+
+    def __init__(self, values: list[float]):
+        self.median, self.least, self.most = median(values), min(values), max(values)
+
+    def __str__(self) -> str:
+        return f"{self.median:.3g} ({self.least:.3g} to {self.most:.3g})"
+
+    def milliseconds(self) -> str:
+        return str(Spread([1e3 * self.median, 1e3 * self.least, 1e3 * self.most]))
+
+
+# ---- pages
+
+
+def experiments() -> list[str]:
+    from bench import pages
+
+    return list(pages.PAGES)
+
+
+def write_pages(folder: Path, docs: Path, readme: Path | None) -> list[Path]:
+    """All pages, also those of which nothing was measured; returns their files."""
+    from bench import pages, plots
+    from bench.experiments import FULL, QUICK
+
+    files = [folder / f"{name}.json" for name in pages.PAGES]
+    quick = any(json.loads(file.read_text())["environment"]["quick"] for file in files if file.exists())
+    sizes = QUICK if quick else FULL
+    (docs / "benchmarks").mkdir(parents=True, exist_ok=True)
+    written = []
+    for name, (title, render) in pages.PAGES.items():
+        measured = Measured(folder, name)
+        opening = [f"# {title}", "Part of the [benchmarks](../benchmarks.md)."]
+        if measured.results:
+            opening.append(run_facts(measured.results))
+        if quick:
+            opening.append("**Toy sizes (`--quick`): this shows that the benchmark runs, and nothing else.**")
+        page = docs / "benchmarks" / f"{name}.md"
+        page.write_text("\n\n".join([*opening, *render(measured, sizes, folder)]) + "\n")
+        written.append(page)
+    plots.draw_all(folder, sizes, docs / "benchmarks")
+    summary = docs / "benchmarks.md"
+    summary.write_text("\n\n".join(pages.summary(folder, sizes)) + "\n")
+    if readme:
+        replace_section(readme, README_MARK, pages.readme_section(folder, sizes))
+    return [summary, *written]

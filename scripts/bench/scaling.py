@@ -23,15 +23,12 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from bench import driver, scaling_report
 from bench.checkpoints import Checkpoint
-from bench.driver import Worker, worker_environment
 from bench.environment import ROOT
-from bench.experiment import Experiment, Loaded, loaded_here
-from bench.generator import QUICK as QUICK_GENERATOR
-from bench.generator import Record
 from bench.protocol import Request
+from bench.runner import Record, Worker, worker_environment
 from bench.systems import SystemKind
+from bench.tasks import TINY_BART
 from fairseq_el.jobs import presets, ray_engine
 from fairseq_el.jobs.batching import TOKENS_PER_BATCH, Batcher
 from fairseq_el.jobs.inputs import Item, Texts
@@ -53,6 +50,7 @@ class Settings:
     tokens_in: float = 628.6
     tokens_out: float = 67.4
     beam: int = 4
+    precision: str = "auto"
     batch: int = TOKENS_PER_BATCH // 629
     teams: tuple[tuple[int, int], ...] = ((1, 1), (1, 2), (2, 1))  # workers, and threads of each
     articles: int = 20 * WINDOW  # for what takes milliseconds each
@@ -61,7 +59,7 @@ class Settings:
 
 
 QUICK = Settings(
-    checkpoint=QUICK_GENERATOR.checkpoint,
+    checkpoint=TINY_BART.checkpoint,
     tokens_in=31.6,
     tokens_out=7.4,
     batch=2,
@@ -71,10 +69,12 @@ QUICK = Settings(
 )
 
 
-def measure(settings: Settings, repeats: int, logs: Path) -> tuple[Loaded, list[Record]]:
+def versions() -> dict[str, str]:
+    return {"fairseq": version("fairseq-fixed"), "torch": version("torch"), "ray": version("ray")}
+
+
+def measure(settings: Settings, repeats: int, logs: Path) -> list[Record]:
     settings.checkpoint.ensure()
-    loaded = loaded_here()
-    loaded["here"]["versions"]["ray"] = version("ray")
     records = [record for team in settings.teams for record in measure_team(settings, team, repeats, logs)]
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder, "articles.jsonl")
@@ -88,7 +88,7 @@ def measure(settings: Settings, repeats: int, logs: Path) -> tuple[Loaded, list[
             records.append(measure_ray(settings, source))
         for repeat in tqdm(range(repeats), desc="the whole command", leave=False):
             records += [record | {"repeat": repeat} for record in measure_commands(settings, Path(folder))]
-    return loaded, records
+    return records
 
 
 @contextlib.contextmanager
@@ -104,23 +104,25 @@ def measure_team(settings: Settings, team: tuple[int, int], repeats: int, logs: 
     """All workers of a team at once, a batch each a round, after a round to warm up."""
     workers, threads = team
     kinds = [
-        SystemKind(f"scaling-{number}", "fairseq_el", "bench.worker_scaling", {"packing": "auto", "threads": threads})
+        SystemKind(f"scaling-{number}", "fairseq_el", "bench.worker_fairseq",
+                   {"precision": settings.precision, "threads": threads})
         for number in range(workers)
-    ]
-    request = Request(
-        "generate", settings.batch, round(settings.tokens_in), settings.beam, round(settings.tokens_out), "auto"
-    )
+    ]  # fmt: skip
+    lengths = (round(settings.tokens_in),) * settings.batch
+    request = Request("generate", settings.batch, lengths, settings.beam, round(settings.tokens_out), attention="auto")
+    warm_up = Request("generate", 1, (16,), 2, 3, attention="auto")
     records = []
     with contextlib.ExitStack() as stack, ThreadPoolExecutor(workers) as together:
-        running = [stack.enter_context(Worker(kind, settings.checkpoint, logs)) for kind in kinds]
+        running = [Worker(kind, settings.checkpoint, logs) for kind in kinds]
         for worker in running:
-            worker.ask(driver.warm_up(worker.kind))
+            stack.callback(worker.stop)
+            worker.ask(warm_up)
         for repeat in tqdm(range(repeats), desc=f"{workers} workers with {threads} threads", leave=False):
             started = time.perf_counter()
             answers = list(together.map(lambda worker: worker.ask(request), running))
             seconds = time.perf_counter() - started
-            memory = [answer["memory"]["peak"] for answer in answers]
-            loading = [worker.loaded["memory"]["peak"] for worker in running]
+            memory = [answer["peak_bytes"] for answer in answers]
+            loading = [worker.loaded["loading_bytes"] for worker in running]
             facts = {"kind": "team", "workers": workers, "threads": threads, "repeat": repeat}
             measured = {"sentences": workers * settings.batch, "seconds": seconds}
             records.append(facts | measured | {"peak_bytes": memory, "loading_bytes": loading})
@@ -242,5 +244,3 @@ def measure_commands(settings: Settings, folder: Path) -> list[Record]:
             records.append(facts | {"texts": count, "seconds": seconds})
     return records
 
-
-EXPERIMENT = Experiment("scaling", Settings(), QUICK, measure, scaling_report.figures, scaling_report.render)

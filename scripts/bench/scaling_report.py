@@ -7,7 +7,7 @@ import math
 from statistics import median
 from typing import Any
 
-from bench.report import gigabytes, opening, table
+from bench.report import gigabytes, run_facts, table
 
 JOBS = (10**6, 10**8, 10**9)  # articles
 HOURS = 24.0  # in which a job is to be done, where cores are asked for
@@ -138,7 +138,9 @@ def render(results: dict[str, Any]) -> str:
     size = f"{settings['tokens_in']:g} tokens in, {settings['tokens_out']:g} out, beam {settings['beam']}"
     return "\n\n".join(
         [
-            *opening("Measured", results),
+            "## Measured",
+            run_facts(results),
+            *quick_sentence(results),
             "### Workers\n\n"
             f"Shapes of `{settings['checkpoint']['arch']}`, random weights, {size}, batches of {settings['batch']}; "
             "all workers of a team at once. Memory is the most that a worker held, loading included.",
@@ -154,6 +156,11 @@ def render(results: dict[str, Any]) -> str:
             "## On paper\n\n" + on_paper(settings, made),
         ]
     )
+
+
+def quick_sentence(results: dict[str, Any]) -> list[str]:
+    words = "**Toy shapes (`--quick`): this shows that the benchmark runs, and nothing else.**"
+    return [words] if results["quick"] else []
 
 
 def number(value: float) -> str:

@@ -1,4 +1,4 @@
-"""The systems that are compared, and what each needs to start."""
+"""The systems that are compared: what each needs, and how its worker is started."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,115 +8,69 @@ from bench.checkpoints import Checkpoint
 
 @dataclass(frozen=True)
 class SystemKind:
-    """How one system's worker is started. `needs_peers` says that it lives in the peers'
-    environment and takes converted weights; `options` go to the worker as they are."""
+    """A peer has an `environment` of its own, and the `form` of weights that `convert.py` makes for it."""
 
     name: str
     title: str
     module: str
     options: dict[str, Any] = field(default_factory=dict)
-    needs_peers: bool = False
+    environment: str | None = None
+    form: str | None = None
 
-    @property
-    def is_fairseq(self) -> bool:
-        """Whether its worker can time decoding without the encoder."""
-        return not self.needs_peers
+    def worker_options(self, checkpoint: Checkpoint | None) -> dict[str, Any]:
+        if checkpoint is None:
+            return self.options
+        facts = {"language_model": checkpoint.is_language_model, "vocabulary": checkpoint.vocabulary}
+        if self.form:
+            return facts | {"model": str(checkpoint.converted(self.form))} | self.options
+        return facts | {"checkpoint": str(checkpoint.model), "data": str(checkpoint.data)} | self.options
 
-    def worker_options(self, checkpoint: Checkpoint) -> dict[str, Any]:
-        if self.needs_peers:
-            model = checkpoint.converted / self.options["folder"]
-            return {"model": str(model), "vocabulary": checkpoint.vocabulary, **self.options}
-        return {
-            "checkpoint": str(checkpoint.model),
-            "data": str(checkpoint.data),
-            **self.options,
-        }
+
+FAIRSEQ, GENERATE, CT2 = "bench.worker_fairseq", "bench.worker_transformers", "bench.worker_ctranslate2"
+EXACT, BF16, INT8 = "el", "el-bf16", "el-int8"
+OURS = (EXACT, BF16, INT8)
+
+
+def peer(name: str, title: str, form: str, **options: Any) -> SystemKind:
+    environment = form.partition("-")[0]
+    if environment == "ctranslate2":
+        return SystemKind(name, title, CT2, options, environment, form)
+    return SystemKind(name, title, GENERATE, {"library": environment, **options}, environment, form)
 
 
 SYSTEMS = {
     kind.name: kind
     for kind in (
-        SystemKind("stock", "stock fairseq", "bench.worker_stock", {"copied": False}),
-        SystemKind(
-            "stock-copied",
-            "stock fairseq, cache copied per beam",
-            "bench.worker_stock",
-            {"copied": True},
-        ),
-        SystemKind("el", "fairseq_el", "bench.worker_el", {"packing": "auto"}),
-        SystemKind("el-fp32", "fairseq_el, fp32 packing", "bench.worker_el", {"packing": "fp32"}),
-        SystemKind(
-            "ctranslate2-float32",
-            "CTranslate2 float32",
-            "bench.worker_ctranslate2",
-            {"folder": "ctranslate2-float32", "compute_type": "float32"},
-            needs_peers=True,
-        ),
-        SystemKind(
-            "ctranslate2-int8",
-            "CTranslate2 int8",
-            "bench.worker_ctranslate2",
-            {"folder": "ctranslate2-int8", "compute_type": "int8"},
-            needs_peers=True,
-        ),
-        SystemKind(
-            "transformers",
-            "Hugging Face Transformers",
-            "bench.worker_transformers",
-            {"folder": "transformers"},
-            needs_peers=True,
-        ),
+        SystemKind("stock", "stock fairseq", FAIRSEQ),
+        SystemKind("stock-copied", "stock fairseq, cache copied per beam", FAIRSEQ, {"copied": True}),
+        SystemKind("stock-fp16", "stock fairseq `--fp16`", FAIRSEQ, {"half": True}),
+        SystemKind(EXACT, "fairseq_el", FAIRSEQ, {"precision": "auto"}),
+        SystemKind("el-fp32", "fairseq_el, fp32 weights", FAIRSEQ, {"precision": "fp32"}),
+        SystemKind(BF16, "fairseq_el bf16", FAIRSEQ, {"precision": "bf16"}),
+        SystemKind(INT8, "fairseq_el int8", FAIRSEQ, {"precision": "int8"}),
+        peer("transformers", "Transformers float32", "transformers", dtype="float32"),
+        peer("transformers-bf16", "Transformers bf16", "transformers", dtype="bfloat16"),
+        peer("transformers-compile", "Transformers float32, torch.compile", "transformers", dtype="float32",
+             compile=True),
+        peer("ctranslate2", "CTranslate2 float32", "ctranslate2-float32", compute_type="float32"),
+        peer("ctranslate2-int8", "CTranslate2 int8", "ctranslate2-int8", compute_type="int8"),
+        peer("ctranslate2-workers", "CTranslate2 float32, 2 workers", "ctranslate2-float32", compute_type="float32",
+             workers=2),
+        peer("ctranslate2-int8-workers", "CTranslate2 int8, 2 workers", "ctranslate2-int8", compute_type="int8",
+             workers=2),
+        peer("openvino", "OpenVINO default (bf16 where the CPU has it)", "openvino"),
+        peer("openvino-f32", "OpenVINO float32", "openvino", hints={"INFERENCE_PRECISION_HINT": "f32"}),
+        peer("openvino-int8", "OpenVINO 8-bit weights", "openvino-int8"),
+        peer("onnxruntime", "ONNX Runtime float32", "onnxruntime"),
+        peer("onnxruntime-int8", "ONNX Runtime int8", "onnxruntime-int8"),
+        SystemKind("operations", "operations", "bench.operations"),
     )
-}
+}  # fmt: skip
 
-LANGUAGE_SYSTEMS = {
-    kind.name: kind
-    for kind in (
-        SystemKind("stock", "stock fairseq", "bench.worker_language", {"stock": True}),
-        SystemKind(
-            "el",
-            "fairseq_el",
-            "bench.worker_language",
-            {"stock": False, "packing": "fp32", "unscored": False},
-        ),
-        SystemKind(
-            "el-unscored",
-            "fairseq_el, prompts unscored",
-            "bench.worker_language",
-            {"stock": False, "packing": "fp32", "unscored": True},
-        ),
-        SystemKind(
-            "el-fp16",
-            "fairseq_el, prompts unscored, fp16 weights",
-            "bench.worker_language",
-            {"stock": False, "packing": "auto", "unscored": True},
-        ),
-        SystemKind(
-            "ctranslate2-float32",
-            "CTranslate2 float32",
-            "bench.worker_ctranslate2_language",
-            {"folder": "ctranslate2-float32", "compute_type": "float32"},
-            needs_peers=True,
-        ),
-        SystemKind(
-            "transformers",
-            "Hugging Face Transformers",
-            "bench.worker_transformers_language",
-            {"folder": "transformers"},
-            needs_peers=True,
-        ),
-    )
-}
+FLOAT = (EXACT, "el-fp32", "stock", "stock-copied", "transformers", "transformers-compile", "ctranslate2",
+         "ctranslate2-workers", "openvino-f32", "onnxruntime")  # fmt: skip
 
-# Half-precision arithmetic, which is what stock fairseq makes of `--fp16` on a CPU too.
-STOCK_HALF = SystemKind(
-    "stock-half", "stock fairseq --fp16", "bench.worker_stock", {"copied": False, "half": True}
-)
 
-LANGUAGE_INT8 = SystemKind(
-    "ctranslate2-int8",
-    "CTranslate2 int8",
-    "bench.worker_ctranslate2_language",
-    {"folder": "ctranslate2-int8", "compute_type": "int8"},
-    needs_peers=True,
-)
+def is_float(system: str) -> bool:
+    """Whether it computes in single precision, with weights that lose nothing."""
+    return system in FLOAT

@@ -1,18 +1,16 @@
 """The paper's models and tasks: shapes, real lengths, and the ways of searching in `configs/`."""
 
 import functools
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 from bench import lengths
-from bench.checkpoints import Checkpoint, Released
-from bench.language import LIKE_GPT2
-from bench.protocol import DISTINCT_SENTENCES, Request
-from fairseq_el.errors import UserError
+from bench.checkpoints import Checkpoint, DemoCheckpoint
+from bench.protocol import Request
 from fairseq_el.jobs import presets
 from fairseq_el.models.costs import Shape
 
+DISTINCT_SENTENCES = 8
 SEARCH_OPTIONS = ("lenpen", "diverse_beam_groups", "diverse_beam_strength")
 
 
@@ -32,7 +30,6 @@ class Model:
     heads: int
     width: int
     vocabulary: int
-    parameters: int
     is_language_model: bool = False
     shares_cache: bool = True  # between beams, in stock fairseq 0.12
 
@@ -68,37 +65,40 @@ class Task:
         chosen = options_of(self.preset, search)
         return {name: chosen[name] for name in SEARCH_OPTIONS if name in chosen}
 
-    def request(self, op: str, batch: int, search: str, **options: Any) -> Request:
-        different = len(set(self.source_lengths)) > 1
-        return Request(
-            op,
-            batch,
-            self.longest_source,
-            self.beam(search),
-            options.pop("length", self.output_length),
-            lengths=self.source_lengths if different else (),
-            search=self.search_options(search),
-            **options,
-        )
+    def request(self, batch: int, search: str = "beam", **options: Any) -> Request:
+        """A whole generation."""
+        found = {"beam": self.beam(search), "length": self.output_length, "search": self.search_options(search)}
+        return Request("generate", batch, self.source_lengths, **(found | options))
 
 
+LIKE_GPT2 = {
+    "activation_fn": "gelu_accurate",
+    "decoder_learned_pos": True,
+    "no_scale_embedding": True,
+    "share_decoder_input_output_embed": True,
+    "tokens_per_sample": 1024,
+    "max_target_positions": 1024,
+}
 TRANSFORMER = Model(
     "Transformer 270M",
     Checkpoint("transformer_vaswani_wmt_en_de_big", vocabulary=30522),
-    layers=6, heads=16, width=1024, vocabulary=30522, parameters=270_000_000, shares_cache=False,
+    layers=6, heads=16, width=1024, vocabulary=30522, shares_cache=False,
 )  # fmt: skip
 BART = Model(
     "BART-large", Checkpoint("bart_large"),
-    layers=12, heads=16, width=1024, vocabulary=50264, parameters=406_000_000,
+    layers=12, heads=16, width=1024, vocabulary=50264,
 )  # fmt: skip
 GPT2_SMALL = Model(
     "GPT-2 small", Checkpoint("transformer_lm_gpt", LIKE_GPT2), layers=12, heads=12, width=768,
-    vocabulary=50264, parameters=124_000_000, is_language_model=True, shares_cache=False,
+    vocabulary=50264, is_language_model=True, shares_cache=False,
 )  # fmt: skip
 GPT2_MEDIUM = Model(
     "GPT-2 medium", Checkpoint("transformer_lm_gpt2_small", LIKE_GPT2), layers=24, heads=16, width=1024,
-    vocabulary=50264, parameters=355_000_000, is_language_model=True, shares_cache=False,
+    vocabulary=50264, is_language_model=True, shares_cache=False,
 )  # fmt: skip
+
+
+NEW_TOKENS = 60  # of GPT-2, whose preset stops at 200, for which stock fairseq takes minutes
 
 
 def gpt2_task(name: str, model: Model) -> Task:
@@ -106,7 +106,7 @@ def gpt2_task(name: str, model: Model) -> Task:
     preset = options_of("gpt2_cnndm", "beam")
     prompt = round(lengths.mean("cnndm_source", cut=preset["longest_source"]))
     return Task(
-        name, "CNN/DailyMail", model, "gpt2_cnndm", (prompt,) * DISTINCT_SENTENCES, preset["max_new_tokens"],
+        name, "CNN/DailyMail", model, "gpt2_cnndm", (prompt,) * DISTINCT_SENTENCES, NEW_TOKENS,
         searches=("beam", "greedy"),
     )  # fmt: skip
 
@@ -130,7 +130,7 @@ TINY = {"encoder_layers": 2, "decoder_layers": 2, "encoder_embed_dim": 64, "enco
         "encoder_attention_heads": 4, "decoder_attention_heads": 4}  # fmt: skip
 TINY_DECODER = {"decoder_layers": 2, "decoder_embed_dim": 64, "decoder_input_dim": 64, "decoder_output_dim": 64,
                 "decoder_ffn_embed_dim": 128, "decoder_attention_heads": 4}  # fmt: skip
-TINY_SIZE: dict[str, Any] = dict(layers=2, heads=4, width=64, vocabulary=1000, parameters=300_000)
+TINY_SIZE: dict[str, Any] = dict(layers=2, heads=4, width=64, vocabulary=1000)
 TINY_BART = Model("toy BART", Checkpoint("bart_large", TINY, vocabulary=1000), **TINY_SIZE)
 TINY_GPT2 = Model(
     "toy GPT-2", Checkpoint("transformer_lm_gpt", LIKE_GPT2 | TINY_DECODER, vocabulary=1000), **TINY_SIZE,
@@ -141,11 +141,9 @@ QUICK_TASKS = (
     Task("gpt2-small", "CNN/DailyMail", TINY_GPT2, "gpt2_cnndm", (24, 24, 24), 10, searches=("beam", "greedy")),
 )
 
-
-def with_checkpoint(tasks: tuple[Task, ...], path: Path) -> tuple[Task, ...]:
-    """The tasks with a checkpoint of the reader's own, which must be of their model."""
-    models = {task.model.title for task in tasks}
-    if len(models) > 1:
-        raise UserError(f"--path is one checkpoint, but the tasks are for {', '.join(sorted(models))}: add --tasks")
-    checkpoint = Released.at(path)
-    return tuple(replace(task, model=replace(task.model, checkpoint=checkpoint)) for task in tasks)
+DEMO = Task(
+    "demo", "package descriptions",
+    Model("the demo's model", DemoCheckpoint("bart_base", vocabulary=6004), layers=2, heads=6, width=192,
+          vocabulary=6004),
+    "demo", (), 31, searches=("beam",),
+)  # fmt: skip

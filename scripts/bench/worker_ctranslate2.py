@@ -1,4 +1,4 @@
-"""Worker for CTranslate2; runs in the peers' environment."""
+"""Worker for CTranslate2; runs in its environment."""
 
 import time
 from typing import Any
@@ -6,48 +6,54 @@ from typing import Any
 import ctranslate2
 
 from bench.convert import token_name
-from bench.protocol import THREADS, Answer, Request, serve
+from bench.protocol import EOS, THREADS, Answer, Request, Sentences, serve
 
 
 class CTranslate2System:
-    engine_class = ctranslate2.Translator
+    """One call for all sentences. With `workers`, two workers of one thread translate a half of them each."""
 
     def __init__(self, options: dict[str, Any]):
+        self.is_language_model = options["language_model"]
+        self.workers = options.get("workers", 1)
+        engine = ctranslate2.Generator if self.is_language_model else ctranslate2.Translator
+        threads = {"inter_threads": self.workers, "intra_threads": THREADS // self.workers}
+        self.engine = engine(options["model"], device="cpu", compute_type=options["compute_type"], **threads)
+        settings = {"compute_type": options["compute_type"]} | threads
+        self.settings = ", ".join(f"{name}={value}" for name, value in settings.items())
         self.vocabulary = options["vocabulary"]
-        self.engine = self.engine_class(
-            options["model"],
-            device="cpu",
-            compute_type=options["compute_type"],
-            inter_threads=1,
-            intra_threads=THREADS,
-        )
         self.names = [token_name(index) for index in range(self.vocabulary)]
         self.ids = {name: index for index, name in enumerate(self.names)}
         self.versions = {"ctranslate2": ctranslate2.__version__}
 
-    def answer(self, request: Request, sources: list[list[int]]) -> Answer:
+    def generate(self, request: Request, sources: Sentences) -> Answer:
         """</s> is barred in all `length` positions, and decoding ends after them: `length` steps.
 
         The last position holds a word where the other systems have </s>; it is left out of the answer.
         """
+        if self.is_language_model:
+            sources = [[EOS, *source[:-1]] for source in sources]
         named = [[self.names[token] for token in sentence] for sentence in sources]
         started = time.perf_counter()
-        results = self.engine.translate_batch(
-            named,
-            beam_size=request.beam,
-            min_decoding_length=request.length,
-            max_decoding_length=request.length,
-            max_input_length=0,
-        )
+        results = self.engine_call(request, named)
         seconds = time.perf_counter() - started
-        tokens = [[self.ids[name] for name in result.hypotheses[0]] for result in results]
-        return self.checked(request, seconds, tokens)
-
-    def checked(self, request: Request, seconds: float, tokens: list[list[int]]) -> Answer:
+        tokens = [[self.ids[name] for name in words] for words in results]
+        if request.op == "texts":
+            return {"seconds": seconds, "tokens": tokens}
         for sentence in tokens:
             if len(sentence) != request.length:
                 raise RuntimeError(f"{len(sentence)} tokens instead of {request.length}")
-        return Answer(seconds=seconds, tokens=[sentence[:-1] for sentence in tokens])
+        return {"seconds": seconds, "tokens": [sentence[:-1] for sentence in tokens]}
+
+    def engine_call(self, request: Request, named: list[list[str]]) -> list[list[str]]:
+        least, most = (1, request.length) if request.op == "texts" else (request.length, request.length)
+        batching = {"max_batch_size": -(-request.batch // self.workers), "beam_size": request.beam}
+        if request.op == "texts":  # the library sorts by length and fills batches with tokens
+            batching |= {"max_batch_size": 4096, "batch_type": "tokens"}
+        if self.is_language_model:
+            lengths = {"min_length": least, "max_length": most, "include_prompt_in_result": False}
+            return [r.sequences[0] for r in self.engine.generate_batch(named, **batching, **lengths)]
+        lengths = {"min_decoding_length": least, "max_decoding_length": most, "max_input_length": 0}
+        return [r.hypotheses[0] for r in self.engine.translate_batch(named, **batching, **lengths)]
 
 
 if __name__ == "__main__":

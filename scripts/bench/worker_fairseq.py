@@ -1,5 +1,4 @@
-"""What the fairseq-based workers share: loading, one forced-length generation, and the encoder's
-share."""
+"""Worker for stock fairseq and for fairseq_el, through the interfaces that `fairseq-generate` uses."""
 
 import time
 from argparse import Namespace
@@ -11,174 +10,168 @@ from typing import Any
 import torch
 from fairseq import checkpoint_utils
 from fairseq.dataclass.configs import GenerationConfig
-from torch import Tensor
+from fairseq.models.bart import BARTModel
+from fairseq.models.transformer import TransformerModel
+from fairseq.models.transformer_lm import TransformerLanguageModel
+from fairseq.sequence_generator import SequenceGenerator
+from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
+from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
-from bench.parts import age_nothing, time_parts
-from bench.protocol import (
-    PAD,
-    THREADS,
-    Answer,
-    Request,
-    padded,
-    reset_peak,
-    resident_memory,
-    without_eos,
+import fairseq_el.checkpoints.loading  # noqa: F401  lets torch load a released checkpoint's argparse.Namespace
+from bench.protocol import EOS, PAD, THREADS, Answer, Request, Sentences, in_batches, padded, serve, without_eos
+from fairseq_el import __version__
+from fairseq_el.plugin.tasks import (
+    ELLanguageModelingConfig,
+    ELLanguageModelingTask,
+    ELTranslationConfig,
+    ELTranslationTask,
 )
 
-WARMING = 2  # sentences
 
+class Clock:
+    """Stands in front of one method of one object and notes when its calls began and how long they took."""
 
-class EncoderProbe:
-    """Stands in front of one encoder's `forward`: times it, or hands out what `remember`
-    prepared."""
-
-    def __init__(self, encoder: torch.nn.Module):
-        self.encoder = encoder
-        self.compute = encoder.forward
+    def __init__(self, owner: Any, method: str):
+        self.compute = getattr(owner, method)
+        self.began: list[float] = []
         self.seconds = 0.0
-        self.distinct: tuple[Tensor, Any] | None = None  # sentences [u, n] and their encoder output
-        self.facts: dict[str, Any] = {}  # of encoding these
-        self.warmed: Tensor | None = None  # what was encoded to warm up
-        self.prepared: Any = None
-        encoder.forward = self  # on this instance only; the class stays as it is
+        setattr(owner, method, self)  # on this instance only; the class stays as it is
 
-    def __call__(self, src_tokens: Tensor, src_lengths: Tensor, **options):
-        if self.prepared is not None:
-            return self.prepared
-        started = time.perf_counter()
-        output = self.compute(src_tokens, src_lengths=src_lengths, **options)
-        self.seconds += time.perf_counter() - started
-        return output
-
-    @torch.no_grad()
-    def remember(self, src_tokens: Tensor) -> None:
-        """Prepares the output for a batch [b, n]; its distinct sentences are encoded at most
-        once."""
-        distinct, rows = torch.unique(src_tokens, dim=0, return_inverse=True)  # [u, n], [b]
-        if self.distinct is None or not torch.equal(self.distinct[0], distinct):
-            self.distinct = (distinct, self.encode_and_note(distinct))
-        # The class's method: on a stock BART that shares K and V, the instance's does nothing.
-        self.prepared = type(self.encoder).reorder_encoder_out(self.encoder, self.distinct[1], rows)
-
-    def encode_and_note(self, sentences: Tensor) -> Any:
-        """sentences: [u, n]. Some are encoded before, for what only a first call has to do: kernels are made for a
-        shape, weights read from the disk. A long run pays for that once."""
-        few = sentences[:WARMING]
-        if self.warmed is None or not torch.equal(self.warmed, few):
-            self.warmed = few
-            self.compute(few, src_lengths=few.ne(PAD).sum(dim=1))
-        resident, started = resident_memory()["resident"], time.perf_counter()
-        output = self.compute(sentences, src_lengths=sentences.ne(PAD).sum(dim=1))
-        self.facts = {
-            "sources": sentences.size(0),
-            "source_seconds": time.perf_counter() - started,
-            "source_peak_bytes": resident_memory()["peak"] - resident,
-        }
-        return output
-
-    def forget(self) -> None:
-        self.distinct = self.prepared = None
-
-
-class StepClock:
-    """Notes when each decoding step begins. The first step is left out: K and V are built in it."""
-
-    def __init__(self, ensemble: torch.nn.Module):
-        self.begun: list[float] = []
-        self.decode = ensemble.forward_decoder
-        ensemble.forward_decoder = self  # on this instance only; the class stays as it is
-
-    def __call__(self, *args):
-        self.begun.append(time.perf_counter())
-        return self.decode(*args)
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        self.began.append(time.perf_counter())
+        result = self.compute(*args, **options)
+        self.seconds += time.perf_counter() - self.began[-1]
+        return result
 
     def step_seconds(self) -> float | None:
-        steps = [after - before for before, after in pairwise(self.begun[1:])]
+        """From one call to the next, without the first, in which K and V are built."""
+        steps = [after - before for before, after in pairwise(self.began[1:])]
         return median(steps) if steps else None
 
 
 class FairseqSystem:
-    """A fairseq task, model and generator; subclasses say which, and how they count cached
-    bytes."""
+    """A fairseq task, model and generator: stock ones, or, with a `precision`, those of fairseq_el."""
 
     def __init__(self, options: dict[str, Any]):
-        torch.set_num_threads(THREADS)
+        torch.set_num_threads(options.get("threads", THREADS))
+        self.precision = options.get("precision")
+        self.is_language_model = options["language_model"]
+        self.copied = options.get("copied", False)
         self.task = self.setup_task(options)
         models, _ = checkpoint_utils.load_model_ensemble([options["checkpoint"]], task=self.task)
         self.model = models[0].eval()
         # what fairseq-generate passes: the settings of this run, not those of the training
-        self.model.prepare_for_inference_(
-            Namespace(task=self.task.cfg, generation=GenerationConfig())
-        )
+        self.model.prepare_for_inference_(Namespace(task=self.settings_of_task(), generation=GenerationConfig()))
         if options.get("half"):  # what `--fp16` does
             self.model.half()
-        self.encoder = EncoderProbe(self.model.encoder)
+        if self.is_stock:
+            check_class(self.model, BARTModel, TransformerModel, TransformerLanguageModel)
         self.vocabulary = len(self.task.target_dictionary)
         self.versions = {"fairseq": version("fairseq-fixed"), "torch": torch.__version__}
+        if not self.is_stock:
+            self.versions["fairseq_el"] = __version__
+        self.settings = "--fp16" if options.get("half") else "" if self.is_stock else f"--el-precision {self.precision}"
 
-    def setup_task(self, options: dict[str, Any]):
-        raise NotImplementedError
+    @property
+    def is_stock(self) -> bool:
+        return self.precision is None
 
-    def build_generator(self, request: Request):
-        raise NotImplementedError
+    def settings_of_task(self) -> Any:
+        return self.task.cfg if self.task.cfg is not None else self.task.args
 
-    def source_state_bytes(self, generator, sample: dict[str, Any]) -> int:
-        raise NotImplementedError
+    def setup_task(self, options: dict[str, Any]) -> Any:
+        data = options["data"]
+        if self.is_language_model:
+            if self.is_stock:
+                return LanguageModelingTask.setup_task(LanguageModelingConfig(data=data))
+            settings = {"el_precision": self.precision, "el_unscored_prompts": True}  # peers don't score them either
+            return ELLanguageModelingTask.setup_task(ELLanguageModelingConfig(data=data, **settings))
+        languages = {"data": data, "source_lang": "source", "target_lang": "target"}
+        if self.is_stock:
+            return TranslationTask.setup_task(TranslationConfig(**languages))
+        return ELTranslationTask.setup_task(ELTranslationConfig(**languages, el_precision=self.precision))
 
-    def generation_options(self, request: Request) -> Namespace:
-        """Exactly `request.length` tokens: </s> is barred before the last position and forced
-        there."""
-        words = request.length - 1
-        lengths = {"max_len_a": 0, "max_len_b": words, "min_len": words}
-        return Namespace(**{"beam": request.beam, "nbest": 1, **lengths, **request.search})
+    def build_generator(self, request: Request, prompt: int) -> SequenceGenerator:
+        """prompt: tokens of a prompt, which fairseq counts among those of the output."""
+        words = max(0, prompt - 1) + request.length - 1
+        lengths = {"max_len_a": 0, "max_len_b": words, "min_len": 1 if request.op == "texts" else words}
+        options = Namespace(**{"beam": request.beam, "nbest": 1, **lengths, **request.search})
+        if not self.is_stock:
+            self.settings_of_task().el_attention = request.attention or "auto"
+            return self.task.build_generator([self.model], options)
+        generator = self.task.build_generator([self.model], options)
+        check_class(generator, SequenceGenerator)
+        if self.copied or request.multi_head or request.beam == 1:
+            self.unshare_cache()
+        if request.multi_head == "no-cache":
+            generator.model.has_incremental = False
+        return generator
 
-    def sample(self, sources: list[list[int]]) -> dict[str, Any]:
+    def unshare_cache(self) -> None:
+        """Undoes what a generator with beams sets up on the model, and leaves there, for sharing the cache: attention
+        that knows of beams, and an encoder whose output is not repeated for them.
+
+        K and V are then built and kept for every beam, as in the paper's baseline, and the encoder's output follows
+        the beams. Older releases of fairseq made K and V follow them too; this one knows that rows of the same
+        sentence are equal and leaves them in place, so that it is the faster baseline. Only BART shares its cache in
+        the first place.
+        """
+        if isinstance(self.model, BARTModel):
+            self.model.set_beam_size(1)
+            vars(self.model.encoder).pop("reorder_encoder_out", None)
+
+    @torch.no_grad()
+    def generate(self, request: Request, sources: Sentences) -> Answer:
+        if self.is_language_model:
+            sources = [[EOS, *source[:-1]] for source in sources]
+        prompt = len(sources[0]) if self.is_language_model else 0
+        generator = self.build_generator(request, prompt)
+        state = self.watch_source_state(generator) if request.op == "source_state" and self.is_stock else None
+        encoder = None if self.is_language_model else Clock(self.model.encoder, "forward")
+        steps = Clock(generator.model, "forward_decoder")
+        started = time.perf_counter()
+        tokens = []
+        for batch in in_batches(sources, request.batch):
+            hypotheses = self.task.inference_step(generator, [self.model], self.sample(batch))
+            tokens += [without_eos(best[0]["tokens"].tolist()[max(0, prompt - 1) :]) for best in hypotheses]
+        answer = {"seconds": time.perf_counter() - started, "tokens": tokens, "step_seconds": steps.step_seconds()}
+        if encoder:
+            self.model.encoder.forward = encoder.compute
+            answer["encoder_seconds"] = encoder.seconds
+        if not self.is_stock:
+            profile = generator.profile
+            answer |= {"source_bytes": profile.peak_source_bytes, "beam_bytes": profile.peak_beam_bytes}
+        elif state:
+            answer["source_bytes"] = max(state)
+        return answer
+
+    def sample(self, sources: Sentences) -> dict[str, Any]:
         """Without ids: by these, stock fairseq's diverse beam search would look up rows of the batch."""
         tokens = torch.tensor(padded(sources, left=True))  # [b, n]
-        lengths = tokens.ne(PAD).sum(dim=1)
-        return {"id": None, "net_input": {"src_tokens": tokens, "src_lengths": lengths}}
+        return {"id": None, "net_input": {"src_tokens": tokens, "src_lengths": tokens.ne(PAD).sum(dim=1)}}
 
-    def ageing(self, request: Request):
-        """What makes the state of a generation older, for `parts`."""
-        return age_nothing
+    def watch_source_state(self, generator: SequenceGenerator) -> list[int]:
+        """Bytes of the keys and values of stock's encoder-decoder attention after each step."""
+        sizes: list[int] = []
+        decode = generator.model.forward_decoder
 
-    def state_bytes(self, generator) -> int | None:
-        """Of a generation that is over, at its peak."""
-        return None
+        def measuring(tokens: Any, encoder_outs: Any, incremental_states: Any, temperature: float) -> Any:
+            result = decode(tokens, encoder_outs, incremental_states, temperature)
+            layers = self.model.decoder.layers
+            buffers = [layer.encoder_attn._get_input_buffer(incremental_states[0]) for layer in layers]
+            kept = [buffer[name] for buffer in buffers for name in ("prev_key", "prev_value")]
+            sizes.append(sum(tensor.numel() * tensor.element_size() for tensor in kept))
+            return result
 
-    def answer(self, request: Request, sources: list[list[int]]) -> Answer:
-        generator = self.build_generator(request)
-        sample = self.sample(sources)
-        if request.op not in ("decode", "parts"):
-            self.encoder.forget()
-        if request.op in ("decode", "parts", "sources"):
-            self.encoder.remember(sample["net_input"]["src_tokens"])
-        if request.op == "sources":
-            return Answer(parts=self.encoder.facts)
-        if request.op == "parts":
-            return self.answer_in_parts(request, generator, sample)
-        if request.op == "source_state":
-            return Answer(source_state_bytes=self.source_state_bytes(generator, sample))
-        self.encoder.seconds = 0.0
-        clock = StepClock(generator.model)
-        started = time.perf_counter()
-        hypotheses = generator.generate([self.model], sample)
-        return Answer(
-            seconds=time.perf_counter() - started,
-            encoder_seconds=None if request.op == "decode" else self.encoder.seconds,
-            step_seconds=clock.step_seconds(),
-            state_bytes=self.state_bytes(generator),
-            tokens=[without_eos(best[0]["tokens"].tolist()) for best in hypotheses],
-        )
+        generator.model.forward_decoder = measuring
+        return sizes
 
-    def answer_in_parts(self, request: Request, generator, sample: dict[str, Any]) -> Answer:
-        """The peak of memory is then that of decoding; encoding has its own."""
-        reset_peak()
-        resident = resident_memory()["resident"]
-        parts = time_parts(
-            generator.model,
-            request.length,
-            self.ageing(request),
-            lambda: generator.generate([self.model], sample),
-        )
-        return Answer(parts=self.encoder.facts | parts | {"resident_bytes": resident})
+
+def check_class(found: Any, *classes: type) -> None:
+    """That stock fairseq is measured, not what a plugin made of it."""
+    if type(found) not in classes:
+        raise TypeError(f"expected fairseq's own class, got {type(found).__name__}")
+
+
+if __name__ == "__main__":
+    serve(FairseqSystem)

@@ -1,95 +1,108 @@
-"""Worker for Hugging Face Transformers; runs in the peers' environment."""
+"""Worker for Hugging Face Transformers, and for OpenVINO and ONNX Runtime through optimum, each in its environment."""
 
 import time
-from itertools import pairwise
-from statistics import median
+from collections.abc import Callable
+from importlib.metadata import version
 from typing import Any
 
 import torch
 import transformers
 
-from bench.protocol import EOS, PAD, THREADS, Answer, Request, padded, serve, without_eos
+from bench.protocol import EOS, PAD, THREADS, Answer, Request, Sentences, in_batches, padded, serve, without_eos
 
 
 class ClosingToken(transformers.LogitsProcessor):
-    """Leaves </s> as the only choice for the last token, with its score, as fairseq does. Called once a
-    step, it also notes the time.
+    """Leaves </s> as the only choice for the last token, with its score, as fairseq does.
 
     The library's own `forced_eos_token_id` scores it zero, which ranks the beams differently.
     """
 
     def __init__(self, last_position: int):
         self.last_position = last_position
-        self.called: list[float] = []
-
-    def step_seconds(self) -> float:
-        return median(after - before for before, after in pairwise(self.called))
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """input_ids: [b * x, tokens so far], scores: [b * x, vocabulary]"""
-        self.called.append(time.perf_counter())
         if input_ids.size(1) < self.last_position:
             return scores
-        return torch.full_like(scores, -torch.inf).index_copy_(
-            1, torch.tensor([EOS]), scores[:, EOS : EOS + 1]
-        )
+        closed = torch.full_like(scores, -torch.inf)
+        closed[:, EOS] = scores[:, EOS]
+        return closed
 
 
-def load(model_class: type, options: dict[str, Any]) -> transformers.PreTrainedModel:
-    torch.set_num_threads(THREADS)
-    return model_class.from_pretrained(options["model"], dtype=torch.float32).eval()
+def load_transformers(options: dict[str, Any]) -> tuple[Any, str]:
+    model_class = transformers.AutoModelForCausalLM if options["language_model"] else transformers.AutoModelForSeq2SeqLM
+    model = model_class.from_pretrained(options["model"], dtype=getattr(torch, options["dtype"])).eval()
+    settings = f"dtype=torch.{options['dtype']}"
+    if options.get("compile"):
+        model.forward = torch.compile(model.forward, dynamic=True)
+        settings += ", model.forward = torch.compile(model.forward, dynamic=True)"
+    return model, settings
 
 
-VERSIONS = {"transformers": transformers.__version__, "torch": torch.__version__}
+def load_openvino(options: dict[str, Any]) -> tuple[Any, str]:
+    from optimum.intel import OVModelForCausalLM, OVModelForSeq2SeqLM
+
+    model_class = OVModelForCausalLM if options["language_model"] else OVModelForSeq2SeqLM
+    hints = {"INFERENCE_NUM_THREADS": str(THREADS)} | options.get("hints", {})
+    return model_class.from_pretrained(options["model"], ov_config=hints), f"ov_config={hints}"
 
 
-class TransformersSystem:
-    """`generate` with the library's default cache, float32."""
+def load_onnxruntime(options: dict[str, Any]) -> tuple[Any, str]:
+    import onnxruntime
+    from optimum.onnxruntime import ORTModelForCausalLM, ORTModelForSeq2SeqLM
 
-    versions = VERSIONS
+    model_class = ORTModelForCausalLM if options["language_model"] else ORTModelForSeq2SeqLM
+    session = onnxruntime.SessionOptions()
+    session.intra_op_num_threads = THREADS
+    model = model_class.from_pretrained(options["model"], session_options=session)
+    return model, f"intra_op_num_threads={THREADS}"
+
+
+LOADERS: dict[str, tuple[Callable, tuple[str, ...]]] = {
+    "transformers": (load_transformers, ()),
+    "openvino": (load_openvino, ("openvino", "optimum-intel")),
+    "onnxruntime": (load_onnxruntime, ("onnxruntime", "optimum-onnx")),
+}
+
+
+class GenerateSystem:
+    """`generate` with the library's default cache."""
 
     def __init__(self, options: dict[str, Any]):
-        self.model = load(transformers.BartForConditionalGeneration, options)
-        self.vocabulary = self.model.config.vocab_size
-        self.encoder_seconds = 0.0
-        encoder = self.model.get_encoder()
-        encoder.register_forward_pre_hook(self.encoder_starts)
-        encoder.register_forward_hook(self.encoder_ends)
+        torch.set_num_threads(THREADS)
+        self.is_language_model = options["language_model"]
+        self.vocabulary = options["vocabulary"]
+        load, packages = LOADERS[options["library"]]
+        self.model, self.settings = load(options)
+        self.versions = {name: version(name) for name in (*packages, "transformers", "torch")}
 
-    def encoder_starts(self, module, inputs) -> None:
-        self.encoder_started = time.perf_counter()
-
-    def encoder_ends(self, module, inputs, output) -> None:
-        self.encoder_seconds += time.perf_counter() - self.encoder_started
-
-    def answer(self, request: Request, sources: list[list[int]]) -> Answer:
-        """length - 1 words, </s> barred among them, then </s> forced: `length` steps."""
-        tokens = torch.tensor(padded(sources, left=False))  # [b, n]
-        self.encoder_seconds = 0.0
-        closing = ClosingToken(request.length)
+    def generate(self, request: Request, sources: Sentences) -> Answer:
+        if self.is_language_model:
+            sources = [[EOS, *source[:-1]] for source in sources]
         started = time.perf_counter()
-        generated = (
-            self.model.generate(  # [b, 1 + length], the first being the decoder's start token
-                tokens,
-                attention_mask=tokens.ne(PAD).long(),
-                num_beams=request.beam,
-                do_sample=False,
-                min_new_tokens=request.length - 1,
-                max_new_tokens=request.length,
-                forced_eos_token_id=None,
-                logits_processor=transformers.LogitsProcessorList([closing]),
-            )
-        )
+        tokens = [row for batch in in_batches(sources, request.batch) for row in self.generate_batch(request, batch)]
         seconds = time.perf_counter() - started
-        if generated.size(1) != 1 + request.length:
-            raise RuntimeError(f"{generated.size(1) - 1} tokens instead of {request.length}")
-        return Answer(
-            seconds=seconds,
-            encoder_seconds=self.encoder_seconds,
-            step_seconds=closing.step_seconds(),
-            tokens=[without_eos(row) for row in generated[:, 1:].tolist()],
+        if request.op == "generate" and any(len(row) != request.length for row in tokens):
+            raise RuntimeError(f"{sorted({len(row) for row in tokens})} tokens instead of {request.length}")
+        return {"seconds": seconds, "tokens": [without_eos(row) for row in tokens]}
+
+    def generate_batch(self, request: Request, sources: Sentences) -> Sentences:
+        """`length` steps: words, of which none is </s> unless `op` is "texts", and then </s>."""
+        tokens = torch.tensor(padded(sources, left=self.is_language_model))  # [b, n]
+        given = tokens.size(1) if self.is_language_model else 1  # else the decoder's start token
+        natural = request.op == "texts"
+        generated = self.model.generate(  # [b, given + length]
+            input_ids=tokens,
+            attention_mask=tokens.ne(PAD).long(),
+            num_beams=request.beam,
+            do_sample=False,
+            early_stopping=request.beam > 1,
+            min_new_tokens=1 if natural else request.length - 1,
+            max_new_tokens=request.length,
+            logits_processor=transformers.LogitsProcessorList([ClosingToken(given + request.length - 1)]),
         )
+        return generated[:, given:].tolist()
 
 
 if __name__ == "__main__":
-    serve(TransformersSystem)
+    serve(GenerateSystem)

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from bench import gpu_model, gpu_report
-from bench.gpu_counts import Generation, Phase, count_generation, count_phases
-from bench.gpu_model import V100, Efficiency, Workload
 from bench.tasks import QUICK_TASKS, paper_tasks
+from gpu import model as gpu_model
+from gpu import report as gpu_report
+from gpu.counts import Generation, Phase, count_generation, count_phases
+from gpu.model import V100, Efficiency, Workload
 from helpers import ROOT
 from simulated.costs import Kernel
 

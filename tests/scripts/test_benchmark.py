@@ -1,292 +1,209 @@
-"""The benchmark, at toy size: what it shows is what it measured."""
+"""The benchmark: every number is a whole measurement, a run can be stopped, and pages show what the results say."""
 
 import json
-import re
-import shutil
-import statistics
-import sys
-from pathlib import Path
+import tomllib
+from collections import Counter
+from dataclasses import replace
+from statistics import median
 
 import pytest
 
-from bench import driver, environment, generator, language
-from bench.checkpoints import Checkpoint
-from bench.protocol import DISTINCT_SENTENCES, EOS, Request, source_sentences
-from bench.report import PREFACE, replace_section, table
+import benchmark
+from bench import experiments, pages, report, runner
+from bench.protocol import EOS, Request, fingerprint, source_sentences
+from bench.runner import Cell, Pool, Results, Run, WorkerFailed
 from bench.systems import SYSTEMS
-from bench.worker_stock import StockSystem
-from helpers import ROOT, number, parse_tables, run_command
+from helpers import ROOT
 
-REPEATS = 2
-RAN = ("stock", "stock-copied", "el")
-QUICK = generator.QUICK
-LAYERS = QUICK.checkpoint.overrides["decoder_layers"]
-WIDTH = QUICK.checkpoint.overrides["encoder_embed_dim"]
+FACTS = {"commit": "c", "machine": "m", "quick": False, "cores": 2, "memory_bytes": 10**9, "system": "s",
+         "versions": {}, "date": "d", "command": "scripts/benchmark.py run"}  # fmt: skip
 
 
-@pytest.fixture(scope="session")
-def quick_run(tmp_path_factory) -> Path:
-    """The folder of a quick run without peers, whose environment would have to be installed."""
-    output = tmp_path_factory.mktemp("benchmark")
-    done = run_command(
-        sys.executable, ROOT / "scripts" / "benchmark.py", "generator", "--quick",
-        "--systems", *RAN, "--repeats", REPEATS, "--output", output,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return output
+class FakeWorker:
+    """Takes 10 seconds and 100 bytes a sentence, or fails."""
+
+    def __init__(self, asked: list[str], system: str):
+        self.asked, self.system = asked, system
+        self.loaded = {"rest_bytes": 50, "versions": {}, "settings": ""}
+
+    def ask(self, request: Request) -> dict:
+        self.asked.append(self.system)
+        if self.system == "stock-fp16":
+            raise WorkerFailed("out of memory")
+        return {"seconds": 10.0 * len(self.asked), "peak_bytes": 100 * request.batch, "tokens": [[7, 8]]}
 
 
-@pytest.fixture(scope="session")
-def results(quick_run) -> dict:
-    return json.loads((quick_run / "generator.json").read_text())
+@pytest.fixture
+def asked(monkeypatch) -> list[str]:
+    """Which systems were asked, in their order."""
+    calls: list[str] = []
+    monkeypatch.setattr(Pool, "get", lambda pool, cell: FakeWorker(calls, cell.system))
+    return calls
 
 
-@pytest.fixture(scope="session")
-def tables(quick_run) -> dict[str, list[dict[str, str]]]:
-    return parse_tables((quick_run / "benchmarks.md").read_text())
+def cell(system: str, **options) -> Cell:
+    return Cell("peers", "cnndm/8/main", system, system, Request("generate", 8), **options)
 
 
-def title(system: str) -> str:
-    return SYSTEMS[system].title
+def test_rounds_go_over_all_systems(asked, tmp_path):
+    Run(Results(tmp_path / "r.jsonl", FACTS), None).over([[cell("stock"), cell("el")]], tmp_path)
+    assert asked == ["stock", "el"] * 3
 
 
-def test_every_figure_has_a_table_and_every_table_its_rows(tables):
-    assert {name: len(rows) for name, rows in tables.items()} == {
-        "Targets": 17,
-        "One decoding step": 2 * len(QUICK.step_lengths),
-        "Whole generation": len(RAN),
-        "The choice of form": len(QUICK.auto_source_lengths) * len(QUICK.auto_beams),
-        "Cached source state": len(RAN),
-        "Loading": len(RAN),
+def test_a_stopped_run_goes_on_where_it_was(asked, tmp_path):
+    group, file = [cell("stock"), cell("el"), cell("stock-fp16")], tmp_path / "r.jsonl"
+    run = Run(Results(file, FACTS), None)
+    for number, own in ((0, group[0]), (0, group[1]), (0, group[2]), (1, group[0])):
+        run.measure(own, number, Pool(tmp_path))
+    with file.open("a") as lines:
+        lines.write('{"cell": "peers/cnndm/8/main/el", "rou')  # the process was killed here
+    assert not Run(Results(file, FACTS), minutes=1e-9).over([group], tmp_path)  # no time at all
+    asked.clear()
+    assert Run(Results(file, FACTS), None).over([group], tmp_path)
+    assert asked == ["el", "stock", "el"]  # what failed isn't tried again
+    records = [json.loads(line) for line in file.read_text().splitlines()][1:]
+    rounds = Counter((record["cell"], record["round"]) for record in records)
+    assert set(rounds.values()) == {1} and len(rounds) == 3 + 3 + 1
+    asked.clear()
+    assert Run(Results(file, FACTS), None).over([group], tmp_path) and not asked
+
+
+def test_what_would_end_too_late_is_not_begun(asked, tmp_path):
+    results = Results(tmp_path / "r.jsonl", FACTS)
+    results.append({"cell": cell("el").key, "round": 0, "seconds": 100.0})
+    assert not Run(results, minutes=1).over([[cell("el")]], tmp_path) and not asked
+
+
+def test_results_are_of_one_commit_and_one_machine(tmp_path):
+    Results(tmp_path / "r.jsonl", FACTS)
+    for name in ("commit", "machine", "quick"):
+        with pytest.raises(SystemExit, match=name):
+            Results(tmp_path / "r.jsonl", FACTS | {name: "other"})
+
+
+def test_under_a_budget_the_largest_batch_is_the_one_whose_measured_peak_fits(asked, tmp_path):
+    """The formula says where to begin: at most (450 - 50) / 60 sentences; measured, 4 fit."""
+    own, file = cell("stock", budget=450, sentence_bytes=60.0), tmp_path / "r.jsonl"
+    results = Results(file, FACTS)
+    Run(results, None).over([[own]], tmp_path)
+    assert [(r["batch"], r.get("over_budget", False)) for r in results.records] == [
+        (6, True), (4, False), (4, False), (4, False)]  # fmt: skip
+    asked.clear()
+    assert Run(Results(file, FACTS), None).over([[own]], tmp_path) and not asked
+    never = replace(own, label="never", budget=90)
+    Run(results, None).over([[never]], tmp_path)
+    assert results.of(never)[-1]["failed"] == "does not fit"
+
+
+def test_plans_have_each_cell_once_and_the_most_valuable_first():
+    for sizes in (experiments.FULL, experiments.QUICK):
+        cells = [cell for group in experiments.plan(sizes) for cell in group]
+        assert max(Counter(cell.key for cell in cells).values()) == 1
+        assert {cell.experiment for cell in cells} == set(pages.PAGES)
+        assert {cell.system for cell in cells} <= set(SYSTEMS)
+        timed = [cell for cell in cells if cell.experiment in ("peers", "table2", "table3", "growth", "figure4")]
+        assert min(cell.rounds for cell in timed) >= 3
+    first = experiments.plan(experiments.FULL)[0]
+    assert {"stock", "el", "el-bf16", "el-int8", "ctranslate2-int8", "openvino"} <= {cell.system for cell in first}
+    assert {(c.experiment, c.request.batch) for c in first} == {("peers", 8)}
+
+
+def test_each_peer_has_an_environment_with_one_torch():
+    groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
+    wanted = {f"peer-{kind.environment}" for kind in SYSTEMS.values() if kind.environment}
+    assert {name for name in groups if name.startswith("peer-")} == wanted
+    for name in wanted:
+        assert "torch==2.13.0" in groups[name] and all("==" in line for line in groups[name])
+
+
+# ---- real workers, at toy size
+
+
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory):
+    """A run of the cells that need no other system: its folder, and its records."""
+    file = tmp_path_factory.mktemp("quick") / "results.jsonl"
+    groups = ("peers/cnndm/8/main", "peers/gpt2-small/8/main", "quality/demo")
+    only = ["table1", "table4", *(f"{group}/{system}" for group in groups for system in ("stock", "el"))]
+    benchmark.main(["run", "--quick", "--output", str(file), "--only", *only])
+    return file.parent, [json.loads(line) for line in file.read_text().splitlines()][1:]
+
+
+def of(records: list[dict], key: str) -> list[dict]:
+    return [record for record in records if record["cell"] == key]
+
+
+def test_exact_mode_gives_stocks_hypotheses(quick):
+    _, records = quick
+    assert not [record for record in records if "failed" in record]
+    for task in ("cnndm", "gpt2-small"):
+        group = f"peers/{task}/8/main"
+        stock, ours = of(records, f"{group}/stock"), of(records, f"{group}/el")
+        assert len(stock) == len(ours) == 3
+        assert len(stock[0]["outputs"]) == 8 and {str(r["outputs"]) for r in stock + ours} == {str(stock[0]["outputs"])}
+    scores = of(records, "quality/demo/el")[0]["scores"]
+    assert scores == of(records, "quality/demo/stock")[0]["scores"] and scores["ROUGE-1"] > 10
+
+
+def test_counted_flops_are_the_formulas(quick):
+    from bench.operations import operation_costs
+
+    (record,) = of(quick[1], "table1/count/count")
+    costs = operation_costs(experiments.QUICK.shape)
+    assert {name: own["flops"] for name, own in record["operations"].items()} == {
+        name: cost.flops for name, cost in costs.items()
     }
 
 
-def test_a_number_shown_is_the_number_in_the_json(tables, results):
-    made = results["figures"]
-    for shown, row in zip(tables["Whole generation"], made["whole"], strict=True):
-        assert shown["system"] == title(row["system"])
-        assert number(shown["seconds"]) == pytest.approx(row["seconds"]["median"], abs=0.005001)
-        assert number(shown["fairseq_el is faster"]) == pytest.approx(
-            row["speedup_of_el"], abs=0.005001
-        )
-        assert number(shown["peak memory"]) == pytest.approx(row["peak_bytes"] / 1e9, abs=0.005001)
-    for shown, row in zip(tables["One decoding step"], made["steps"], strict=True):
-        assert (shown["system"], shown["batch"]) == (title(row["system"]), str(row["batch"]))
-        assert number(shown["ms a step"]) == pytest.approx(
-            1000 * row["seconds"]["median"], abs=0.05001
-        )
-    for shown, row in zip(tables["The choice of form"], made["auto"], strict=True):
-        assert shown["source and beam"] == f"n = {row['source_length']}, beam {row['beam']}"
-        assert number(shown["auto"]) == pytest.approx(row["auto"]["median"], abs=0.005001)
-        assert number(shown["auto to better"]) == pytest.approx(row["auto_to_better"], abs=0.005001)
-    for shown, row in zip(tables["Targets"], results["targets"], strict=True):
-        assert shown["figure"] == row["figure"]
-        if row["value"] is None:
-            assert (shown["measured"], shown["result"]) == ("not measured", "open")
-        else:
-            assert number(shown["measured"]) == pytest.approx(row["value"], abs=0.005001)
-            assert ("not" in shown["result"]) == (not row["met"])
+def test_source_state_is_the_formulas_to_the_byte(quick):
+    """The copied baseline keeps K and V for every beam, stock fairseq 0.12 once."""
+    for batch, n in experiments.QUICK.table4:
+        for system in experiments.TABLE4_FORMS:
+            (record,) = of(quick[1], f"table4/state/{batch}/{n}/{system}")
+            expected = experiments.table4_bytes(experiments.QUICK, system, batch, n, element_size=4)
+            assert record["source_bytes"] == expected
 
 
-def times_of(results: dict, **wanted) -> list[float]:
-    """Seconds in the order of the rounds, straight from the records."""
-    found = [
-        r for r in results["records"] if all(r[name] == value for name, value in wanted.items())
-    ]
-    assert [r["repeat"] for r in found] == list(range(REPEATS))
-    return [r["seconds"] for r in found]
+def test_pages_show_medians_of_what_was_measured(quick):
+    folder, records = quick
+    own = [record["seconds"] / 8 for record in of(records, "peers/cnndm/8/main/el")]
+    shown = f"{median(own):.3g} ({min(own):.3g} to {max(own):.3g})"
+    for page in ("benchmarks.md", "benchmarks/peers.md"):
+        text = (folder / page).read_text()
+        assert shown in text and "Toy sizes" in text + (folder / "benchmarks/peers.md").read_text()
+    assert report.NOT_MEASURED in (folder / "benchmarks/table2.md").read_text()
 
 
-def test_ratios_are_those_of_the_medians(results):
-    whole = {s: statistics.median(times_of(results, figure="whole", system=s)) for s in RAN}
-    for row in results["figures"]["whole"]:
-        assert row["speedup_of_el"] == pytest.approx(whole[row["system"]] / whole["el"])
-    for row in results["figures"]["auto"]:
-        shape = {"figure": "auto", "source_length": row["source_length"], "beam": row["beam"]}
-        always, never, auto = (
-            statistics.median(times_of(results, attention=form, **shape))
-            for form in ("always", "never", "auto")
-        )
-        assert row["auto_to_better"] == pytest.approx(auto / min(always, never))
+def test_two_rounds_are_not_a_number(quick, tmp_path):
+    folder, _ = quick
+    results = json.loads((folder / "results" / "peers.json").read_text())
+    results["records"] = [record for record in results["records"] if record["round"] < 2]
+    (tmp_path / "peers.json").write_text(json.dumps(results))
+    found = report.Measured(tmp_path, "peers")
+    own = experiments.peers(experiments.QUICK, "cnndm", 8)[0]
+    assert len(found.of(own.key)) == 2 and found.spread(own) is None
 
 
-def test_a_step_is_the_median_of_the_steps_that_were_timed(results):
-    found = {(row["system"], row["batch"]): row for row in results["figures"]["steps"]}
-    for batch, (_, long) in QUICK.step_lengths.items():
-        steps = {}
-        for system in ("stock", "el"):
-            wanted = {"figure": "steps", "system": system, "batch": batch, "length": long}
-            timed = [r for r in results["records"] if wanted.items() <= r.items()]
-            assert all(0 < r["step_seconds"] < r["seconds"] for r in timed)
-            steps[system] = statistics.median(r["step_seconds"] for r in timed)
-            assert found[system, batch]["seconds"]["median"] == pytest.approx(steps[system])
-        assert found["el", batch]["speedup_over_stock"] == pytest.approx(
-            steps["stock"] / steps["el"]
-        )
+def test_sources_are_the_same_for_all_systems_and_of_the_lengths_asked_for():
+    sentences = source_sentences(Request("generate", 5, (4, 6)), vocabulary=50)
+    assert [len(sentence) for sentence in sentences] == [4, 6, 4, 6, 4] and all(s[-1] == EOS for s in sentences)
+    assert fingerprint(sentences[0]) == fingerprint(sentences[2]) != fingerprint(sentences[1])
 
 
-def test_a_step_of_a_peer_is_the_longer_output_less_the_shorter_by_their_difference():
-    batch, (short, long) = next(iter(QUICK.step_lengths.items()))
-    times = {short: [1.0, 2.0], long: [2.0, 5.0]}
-    records = [
-        {"figure": "steps", "system": "transformers", "batch": batch, "length": length}
-        | {"seconds": seconds, "step_seconds": None}
-        for length, repeats in times.items()
-        for seconds in repeats
-    ]
-    (row,) = generator.step_rows(QUICK, records)
-    assert row["seconds"]["median"] == pytest.approx(2.0 / (long - short))
+# ---- what is committed
 
 
-def test_every_system_produces_exactly_the_forced_number_of_tokens(results):
-    generated = [r for r in results["records"] if r["op"] != "source_state"]
-    assert {r["system"] for r in generated} == set(RAN)
-    for record in generated:
-        assert len(record["tokens"]) == record["batch"]
-        assert {len(sentence) + 1 for sentence in record["tokens"]} == {record["length"]}  # + </s>
+def test_pages_and_readme_are_made_of_the_committed_results(tmp_path):
+    readme = tmp_path / "README.md"
+    readme.write_text((ROOT / "README.md").read_text())
+    for page in report.write_pages(ROOT / "docs" / "results", tmp_path, readme):
+        assert page.read_text() == (ROOT / "docs" / page.relative_to(tmp_path)).read_text()
+    assert readme.read_text() == (ROOT / "README.md").read_text()
 
 
-def test_source_state_measured_from_live_tensors_is_what_the_formulas_say(results):
-    encoder_output = QUICK.whole_batch * QUICK.source_length * WIDTH * 4
-    measured = {row["system"]: row["bytes"] for row in results["figures"]["source_state"]}
-    assert measured == {
-        "stock": 2 * LAYERS * encoder_output,
-        "stock-copied": 2 * LAYERS * QUICK.beam * encoder_output,
-        "el": encoder_output,
-    }
-
-
-def test_results_name_the_machine_the_versions_and_the_command(results):
-    environment = results["environment"]
-    assert environment["machine"] and environment["cores"] > 0 and environment["date"]
-    assert {"python", "torch", "fairseq"} <= set(environment["versions"])
-    assert "generator --quick" in environment["command"]
-
-
-def test_a_commit_is_marked_where_code_differs_from_it_but_not_for_pages_that_runs_write(tmp_path, monkeypatch):
-    monkeypatch.setattr(environment, "ROOT", tmp_path)
-    assert environment.commit() == "unknown"
-    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b"]
-    (tmp_path / "docs").mkdir()
-    for file in ("code.py", "docs/page.md"):
-        (tmp_path / file).write_text("old")
-    for words in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "--message", "all"]):
-        assert run_command(*git, *words, cwd=tmp_path).returncode == 0
-    name = environment.commit()
-    (tmp_path / "docs" / "page.md").write_text("new")
-    assert re.fullmatch("[0-9a-f]{10}", name) and environment.commit() == name
-    (tmp_path / "code.py").write_text("new")
-    assert environment.commit() == f"{name}-dirty"
-
-
-def test_memory_is_that_of_the_worker_and_its_peak_is_no_less(results):
-    for record in results["records"]:
-        assert 1e8 < record["memory"]["resident"] <= record["memory"]["peak"] < 4e9
-
-
-def test_targets_are_met_from_their_limit_on_and_open_without_a_measurement():
-    assert generator.target("f", 2.0, at_least=2.0)["met"] is True
-    assert generator.target("f", 1.99, at_least=2.0)["met"] is False
-    assert generator.target("f", 1.10, at_most=1.10)["met"] is True
-    assert generator.target("f", 1.11, at_most=1.10)["met"] is False
-    assert generator.target("f", None, at_least=2.0)["met"] is None
-
-
-def test_all_systems_get_the_same_sources_of_the_requested_length():
-    request = Request(
-        "generate", batch=2 * DISTINCT_SENTENCES + 1, source_length=40, beam=4, length=5
-    )
-    sources = source_sentences(request, vocabulary=100)
-    assert sources == source_sentences(request, vocabulary=100)
-    assert {len(sentence) for sentence in sources} == {40}
-    assert all(sentence[-1] == EOS and EOS not in sentence[:-1] for sentence in sources)
-    assert max(max(sentence) for sentence in sources) < 100
-    assert len({tuple(sentence) for sentence in sources}) == DISTINCT_SENTENCES
-    assert sources[0] == sources[DISTINCT_SENTENCES]
-
-
-@pytest.mark.parametrize("copied", [False, True])
-def test_decoding_from_a_remembered_encoder_output_gives_the_same_hypotheses(quick_run, copied):
-    checkpoint = QUICK.checkpoint
-    system = StockSystem(
-        {"checkpoint": str(checkpoint.model), "data": str(checkpoint.data), "copied": copied}
-    )
-    for batch, beam in ((DISTINCT_SENTENCES + 3, 4), (2, 4), (2, 1)):
-        whole, decoded = (
-            Request(op, batch, source_length=24, beam=beam, length=7)
-            for op in ("generate", "decode")
-        )
-        sources = source_sentences(whole, system.vocabulary)
-        assert system.answer(whole, sources).tokens == system.answer(decoded, sources).tokens
-
-
-def test_a_worker_that_fails_is_reported_with_the_end_of_its_log(tmp_path):
-    nowhere = Checkpoint("bart_large", {"missing": 1})
-    with pytest.raises(driver.WorkerFailed, match="(?s)stock fairseq ended.*Error"):
-        driver.run([SYSTEMS["stock"]], [], 1, nowhere, logs=tmp_path)
-
-
-def test_an_experiment_replaces_its_own_section_of_the_page_and_no_other(tmp_path):
-    page = tmp_path / "docs" / "benchmarks.md"
-    replace_section(page, "one", "first text")
-    replace_section(page, "two", r"a \d backslash")
-    replace_section(page, "one", "second text")
-    text = page.read_text()
-    assert text.startswith(PREFACE.rstrip())
-    assert "first text" not in text
-    assert text.index("second text") < text.index(r"a \d backslash")
-
-
-def test_a_table_reads_as_plain_text():
-    assert table(["name", "n"], [["a", "1"], ["bcdef", "1234"]]).splitlines() == [
-        "| name  |    n |",
-        "| ----- | ---: |",
-        "| a     |    1 |",
-        "| bcdef | 1234 |",
-    ]
-
-
-def test_figures_that_are_not_measured_again_stay_and_say_so(quick_run, results, tmp_path):
-    output = shutil.copytree(quick_run, tmp_path / "again")
-    done = run_command(
-        sys.executable, ROOT / "scripts" / "benchmark.py", "generator", "--quick", "--figures", "source_state",
-        "--systems", "el", "--repeats", 1, "--output", output,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    again = json.loads((output / "generator.json").read_text())
-    for figure in ("steps", "whole", "auto", "loading"):
-        assert again["figures"][figure] == results["figures"][figure]
-    assert [row["system"] for row in again["figures"]["source_state"]] == ["el"]
-    assert again["measured"]["steps"] == results["environment"]
-    note = re.search(r"^From an earlier run .*$", (output / "benchmarks.md").read_text(), re.MULTILINE)
-    if again["environment"]["date"] != results["environment"]["date"]:  # to the minute
-        assert "steps" in note[0] and "source_state" not in note[0]
-
-
-@pytest.fixture(scope="session")
-def language_run(tmp_path_factory) -> Path:
-    output = tmp_path_factory.mktemp("gpt2")
-    done = run_command(
-        sys.executable, ROOT / "scripts" / "benchmark.py", "gpt2", "--quick",
-        "--systems", "stock", "el", "el-unscored", "--repeats", REPEATS, "--output", output,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return output
-
-
-def test_the_experiment_of_language_models_compares_equal_outputs(language_run):
-    results = json.loads((language_run / "gpt2-toy.json").read_text())
-    settings = language.QUICK
-    rows = {(row["beam"], row["system"]): row for row in results["figures"]}
-    for beam in settings.beams:
-        assert rows[beam, "el"]["equal_to_stock"] == settings.batch
-        prompt = settings.batch * (settings.prompt_length - 1)  # the newest token is the first step's
-        layers, width = language.TINY["decoder_layers"], language.TINY["decoder_embed_dim"]
-        assert rows[beam, "state, always"]["state_bytes"] == prompt * (layers * width * 4 + 1)
-        stock = 2 * layers * width * 4 * settings.batch * settings.prompt_length * beam
-        assert rows[beam, "stock"]["state_bytes"] == stock
-    whole = [record for record in results["records"] if record["figure"] == "whole"]
-    assert {len(tokens) for record in whole for tokens in record["tokens"]} == {settings.length - 1}
-    shown = parse_tables((language_run / "benchmarks.md").read_text())
-    assert len(shown["Targets"]) == len(results["targets"])
-    assert len(shown["Prompt and output"]) == len(results["figures"])
+def test_committed_results_are_of_one_commit_and_one_machine():
+    files = [ROOT / "docs" / "results" / f"{name}.json" for name in pages.PAGES]
+    runs = [json.loads(file.read_text())["environment"] for file in files if file.exists()]
+    assert len({(run["commit"], run["machine"]) for run in runs}) <= 1
+    assert not any(run["quick"] or run["commit"].endswith("-dirty") for run in runs)
+    assert runner.ROUNDS >= 3

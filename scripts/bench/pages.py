@@ -1,0 +1,332 @@
+"""The pages: a summary on one screen, other systems, quality, limits and growth. Numbers come from `docs/results/`."""
+
+from collections.abc import Callable
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench import paper, paper_pages
+from bench.experiments import AXES, GROWTH_BASE, Sizes, cells_of, growth, peers, quality
+from bench.report import NOT_MEASURED, Measured, Spread, gigabytes, table, times
+from bench.runner import Cell
+from bench.systems import BF16, EXACT, INT8, OURS, SYSTEMS, is_float
+from bench.tasks import Task
+
+# `auto` with fp16 weights against the copied baseline should be so many times as fast.
+BARS = {
+    ("cnndm", "beam"): 2.0, ("xsum", "beam"): 2.0, ("squad", "beam"): 1.5,
+    ("cnndm", "greedy"): 1.5, ("xsum", "greedy"): 1.5, ("squad", "greedy"): 1.3,
+}  # fmt: skip
+
+
+def task_title(sizes: Sizes, name: str) -> str:
+    task = sizes.task(name)
+    assert task
+    source = " to ".join(map(str, sorted({min(task.source_lengths), max(task.source_lengths)})))
+    return f"{task.model.title} on {task.title} ({source} tokens in, {task.output_length} out)"
+
+
+# ---- other systems
+
+
+def peer_groups(sizes: Sizes) -> list[tuple[str, list[Cell]]]:
+    """By task and batch: all of its cells."""
+
+    def place(cell: Cell) -> str:
+        return cell.group.rpartition("/")[0]
+
+    order = list(dict.fromkeys(place(cell) for cell in cells_of(sizes, "peers")))
+    found = sorted(cells_of(sizes, "peers"), key=lambda cell: order.index(place(cell)))
+    return [(name, list(cells)) for name, cells in groupby(found, key=place)]
+
+
+def peer_rows(measured: Measured, cells: list[Cell]) -> list[dict[str, Any]]:
+    """fairseq_el takes part in each group of rounds; a system is compared with it in its own group."""
+    exact = {cell.group: measured.per_text(cell) for cell in cells if cell.system == EXACT}
+    stock = next((measured.of(cell.key) for cell in cells if cell.system == "stock"), [])
+    rows = []
+    for cell in cells:
+        if cell.system == EXACT and not cell.group.endswith("main"):
+            continue
+        own, seconds, ours = measured.of(cell.key), measured.per_text(cell), exact.get(cell.group)
+        equal = None
+        if own and stock:
+            equal = sum(a == b for a, b in zip(own[0]["outputs"], stock[0]["outputs"]))
+        ratio = seconds.median / ours.median if seconds and ours else None
+        rows.append({"cell": cell, "seconds": seconds, "ratio": ratio, "equal": equal,
+                     "peak": max((r["peak_bytes"] for r in own), default=None)})  # fmt: skip
+    return rows
+
+
+def peers_table(measured: Measured, cells: list[Cell]) -> str:
+    lines = []
+    for row in peer_rows(measured, cells):
+        cell = row["cell"]
+        if row["seconds"] is None:
+            lines.append([SYSTEMS[cell.system].title, measured.why_missing(cell.key), "", "", ""])
+            continue
+        equal = "" if row["equal"] is None else f"{row['equal']}/{cell.request.batch}"
+        lines.append([SYSTEMS[cell.system].title, str(row["seconds"]), times(row["ratio"]) if row["ratio"] else "",
+                      gigabytes(row["peak"]), equal])  # fmt: skip
+    return table(["system", "seconds per text", "to fairseq_el", "peak memory", "equal"], lines)
+
+
+def render_peers(measured: Measured, sizes: Sizes, folder: Path) -> list[str]:
+    parts = [
+        "Beam search. `to fairseq_el`: how many times as long as fairseq_el in exact mode takes in the same rounds. "
+        "`equal`: best hypotheses that are stock fairseq's, token for token, without the last one, which CTranslate2 "
+        "can't be told to be `</s>`; weights are random, which makes for near-ties. Prompts of GPT-2 are scored by "
+        "stock fairseq alone. The Transformer of SQuAD was converted for no other system.",
+        "![Seconds per text by system](peers.svg)",
+    ]
+    for name, cells in peer_groups(sizes):
+        task, batch = name.split("/")
+        known = peers_table(measured, cells) if any(measured.of(cell.key) for cell in cells) else NOT_MEASURED
+        parts += [f"## {task_title(sizes, task)}, batch {batch}", known]
+    if measured.results:
+        lines = [
+            [SYSTEMS[name].title, ", ".join(f"{n} {v}" for n, v in own.get("versions", {}).items()),
+             f"`{own['settings']}`" if own.get("settings") else ""]
+            for name, own in measured.results["systems"].items()
+        ]  # fmt: skip
+        parts += ["## Versions and settings", table(["system", "versions", "settings"], lines)]
+    return parts
+
+
+# ---- quality
+
+
+def render_quality(measured: Measured, sizes: Sizes, folder: Path) -> list[str]:
+    cells = quality(sizes)
+    stock = measured.of(next(cell.key for cell in cells if cell.system == "stock"))
+    kinds = ("ROUGE-1", "ROUGE-2", "ROUGE-L")
+    lines = []
+    for cell in cells:
+        own = measured.of(cell.key)
+        there = [f"{score:.2f}" for score in paper.TABLE5.get(cell.system, ())] or [""] * 3
+        if not own:
+            lines.append([SYSTEMS[cell.system].title, measured.why_missing(cell.key), "", "", "", *there])
+            continue
+        scores = [f"{own[0]['scores'][kind]:.2f}" for kind in kinds]
+        equal = sum(a == b for a, b in zip(own[0]["outputs"], stock[0]["outputs"])) if stock else 0
+        lines.append([SYSTEMS[cell.system].title, *scores, f"{equal:,}/{len(own[0]['outputs']):,}" if stock else "",
+                      *there])  # fmt: skip
+    return [
+        "Table 5 of the paper, and the quality of other systems: the demo's trained model on its "
+        f"{sizes.demo_texts:,} held-out texts, converted for each system. Beam 4, length penalty 1, at most 30 pieces; "
+        "rouge-score with stemming. `equal` counts best hypotheses that are stock fairseq's, token for token. Searches "
+        "of other systems may end elsewhere. The paper's numbers are of "
+        "BART-large on CNN/DailyMail: what compares is that its rows are equal.",
+        table(["system", *kinds, "equal", *(f"paper: {kind}" for kind in kinds)], lines),
+    ]
+
+
+# ---- limits and growth
+
+
+def layer_flops(task: Task) -> tuple[float, float]:
+    """FLOPs of encoding one average source, and of the linear layers of one row of a decoding step."""
+    m, n = task.model, task.mean_source
+    squares = sum(length**2 for length in task.source_lengths) / len(task.source_lengths)
+    encoder = m.layers * (2 * 12 * m.width**2 * n + 4 * squares * m.width)
+    step = 2 * (m.layers * 14 * m.width**2 + m.vocabulary * m.width)
+    return encoder, step
+
+
+BYTES_OF_WEIGHT = {"stock": 4, EXACT: 2, BF16: 2, INT8: 1}
+PEAK_OF = {BF16: "bf16", INT8: "int8"}
+
+
+def render_limits(measured: Measured, sizes: Sizes, folder: Path) -> list[str]:
+    own, found, task = measured.of("limits/machine/peaks"), Measured(folder, "peers"), sizes.task("cnndm")
+    assert task
+    parts = [
+        "Encoder and decoding step inside the whole generations of [other systems](peers.md) on CNN/DailyMail, against "
+        "what this machine can do: products in registers alone and reading of memory, by `scripts/bench/peaks.cpp`, "
+        "the best of three rounds. FLOPs are those of linear layers and, in the encoder, attention. Bytes of a step "
+        "are weights as they are stored, and K and V in single precision, each read once; what is read more often, or "
+        "comes from a cache, is not in them."
+    ]
+    if len(own) < 3:
+        return [*parts, NOT_MEASURED]
+    peaks = {name: max(r["peaks"][name] for r in own) for name in own[0]["peaks"]}
+    lines = [[name, f"{value:.0f} {'GB/s' if name == 'memory' else 'GFLOP/s'}"] for name, value in peaks.items()]
+    rows = []
+    encoder_flops, step_flops = layer_flops(task)
+    key_values = 2 * 4 * task.mean_source * task.model.width * task.model.layers
+    for cell in (c for batch in (8, 1) for c in peers(sizes, "cnndm", batch) if c.system in BYTES_OF_WEIGHT):
+        encoder, step = (found.spread(cell, name) for name in ("encoder_seconds", "step_seconds"))
+        if encoder and step:
+            batch, peak = cell.request.batch, peaks.get(PEAK_OF.get(cell.system, "float32"))
+            weights = step_flops / 2 * BYTES_OF_WEIGHT[cell.system]
+            rows.append([
+                f"{SYSTEMS[cell.system].title}, batch {batch}",
+                str(encoder), *achieved(batch * encoder_flops, encoder, peak),
+                step.milliseconds(), *achieved(batch * cell.request.beam * step_flops, step, peak),
+                *achieved(weights + batch * key_values, step, peaks["memory"]),
+            ])  # fmt: skip
+    header = ["system", "encoder, s", "GFLOP/s", "of the peak", "step, ms", "GFLOP/s", "of the peak", "GB/s",
+              "of the peak"]  # fmt: skip
+    return [*parts, "## Peaks", table(["precision", "measured"], lines), "## Achieved",
+            table(header, rows) if rows else NOT_MEASURED]  # fmt: skip
+
+
+def achieved(amount: float, seconds: Spread, peak: float | None) -> list[str]:
+    """FLOPs or bytes in 1e9 a second, and their share of the peak."""
+    rate = amount / seconds.median / 1e9
+    return [f"{rate:.3g}", "" if peak is None else f"{rate / peak:.0%}"]
+
+
+def growth_points(sizes: Sizes, axis: str) -> list[tuple[int, Cell]]:
+    cells = {cell.label: cell for cell in growth(sizes)}
+    points = [(value, GROWTH_BASE | {axis: value}) for value in AXES[axis]]
+    return [(value, cells["/".join(map(str, point.values()))]) for value, point in points]
+
+
+GROWTH_TITLES = {"n": "source length n", "beam": "beam", "batch": "batch", "length": "output length"}
+GROWTH_QUANTITIES = {"encoder": "encoder, s", "decoding": "decoding, s", "state": "state, MB"}
+
+
+def growth_values(measured: Measured, cell: Cell) -> dict[str, float] | None:
+    own, whole = measured.of(cell.key), measured.spread(cell)
+    encoder = measured.spread(cell, "encoder_seconds")
+    if not whole or not encoder:
+        return None
+    state = max(r["source_bytes"] + r["beam_bytes"] for r in own)
+    return {"encoder": encoder.median, "decoding": whole.median - encoder.median, "state": state / 1e6}
+
+
+def exponent(points: list[tuple[int, float]]) -> float | None:
+    """p of the power law value^p that is nearest: least squares of logarithms."""
+    known = [(value, found) for value, found in points if found > 0]
+    if len(known) < 2:
+        return None
+    return float(np.polyfit(*np.log(np.array(known)).T, 1)[0])
+
+
+def render_growth(measured: Measured, sizes: Sizes, folder: Path) -> list[str]:
+    base = ", ".join(f"{GROWTH_TITLES[axis]} {value}" for axis, value in GROWTH_BASE.items())
+    parts = [
+        f"fairseq_el with `--el-attention auto`, {sizes.growth_model.title} shapes, whole generations around {base}: "
+        "one of these grows, the others stay. State is what is kept of sources and beams at the peak. `exponent`: the "
+        "p for which value^p is nearest; 1 is in proportion, 0 is no growth.",
+    ]
+    for axis, title in GROWTH_TITLES.items():
+        found = [(value, growth_values(measured, cell)) for value, cell in growth_points(sizes, axis)]
+        lines = [
+            [str(value), *(f"{own[q]:.3g}" if own else NOT_MEASURED for q in GROWTH_QUANTITIES)] for value, own in found
+        ]
+        fitted = [exponent([(value, own[q]) for value, own in found if own]) for q in GROWTH_QUANTITIES]
+        lines.append(["exponent", *("" if p is None else f"{p:.2f}" for p in fitted)])
+        parts += [f"## Against {title}", table([title, *GROWTH_QUANTITIES.values()], lines)]
+    return parts
+
+
+# ---- the summary
+
+
+def main_cells(sizes: Sizes) -> list[Cell]:
+    return [cell for part in ("main", "more") for cell in peers(sizes, "cnndm", 8, part)]
+
+
+def slower_sentences(measured: Measured, sizes: Sizes) -> list[str]:
+    """Where a peer was faster: than exact mode in float, than int8 in reduced precision."""
+    found, rows_known = [], 0
+    for name, cells in peer_groups(sizes):
+        rows = [row for row in peer_rows(measured, cells) if row["seconds"]]
+        own = {row["cell"].system: row["seconds"] for row in rows}
+        task, batch = name.split("/")
+        for ours, wanted in ((EXACT, True), (INT8, False)):
+            rivals = [row for row in rows if row["cell"].system not in (*OURS, "stock-fp16")
+                      and is_float(row["cell"].system) == wanted]  # fmt: skip
+            rows_known += bool(rivals and ours in own)
+            for row in rivals:
+                if ours in own and row["seconds"].median < own[ours].median:
+                    title = SYSTEMS[row["cell"].system].title
+                    found.append(f"{title} {own[ours].median / row['seconds'].median:.2f} times as fast as "
+                                 f"{SYSTEMS[ours].title} ({task}, batch {batch})")  # fmt: skip
+    if not rows_known:
+        return []
+    words = "; ".join(found) if found else "nothing"
+    return [f"**Slower than a peer**, exact mode among float32 or int8 among reduced precisions: {words}."]
+
+
+def bars_table(measured: Measured, sizes: Sizes) -> str:
+    lines = []
+    for (name, search), bar in BARS.items():
+        task = sizes.task(name)
+        if task is None:
+            continue
+        ours, theirs = (paper_pages.table2_seconds(measured, sizes, name, search, c) for c in ("auto-fp16", "copied"))
+        value = paper_pages.ratio(ours, theirs)
+        verdict = "" if value is None else "yes" if value >= bar else "**no**"
+        lines.append([f"{task.title}, {search}", times(value), f"{bar:g}x", verdict])
+    return table(["`auto` to the copied baseline", "measured", "target", "met"], lines)
+
+
+def summary(folder: Path, sizes: Sizes) -> list[str]:
+    found = Measured(folder, "peers")
+    environment = [machine_sentence(found.results["environment"])] if found.results else []
+    pages = "\n".join(f"- [{title}](benchmarks/{name}.md)" for name, (title, _) in PAGES.items())
+    return [
+        "# Benchmarks",
+        "Speeds are of whole generations: random weights in the shapes of released checkpoints, sources as long as "
+        "real ones, outputs of a forced length; only [quality](benchmarks/quality.md) is measured with a trained "
+        "model. Systems run one at a time on the whole machine, in rounds that go over all of them: medians of at "
+        "least three, with the least and the most.",
+        *environment,
+        f"{task_title(sizes, 'cnndm')}, beam 4, batch 8:",
+        peers_table(found, main_cells(sizes)),
+        "![Seconds per text by system](benchmarks/peers.svg)",
+        *slower_sentences(found, sizes),
+        bars_table(Measured(folder, "table2"), sizes),
+        pages,
+        "## Measure again",
+        "    scripts/benchmark.py prepare            # once: other systems, each in an environment of its own\n"
+        "    scripts/benchmark.py run --minutes 45   # the most valuable cells first; again to go on\n"
+        "    scripts/benchmark.py publish            # results into docs/results, and these pages from them\n"
+        "    scripts/benchmark.py run --quick        # toy sizes, under 3 minutes",
+    ]
+
+
+def machine_sentence(facts: dict[str, Any]) -> str:
+    return (
+        f"{facts['machine']}, {facts['cores']} cores, {gigabytes(facts['memory_bytes'])} of memory, commit "
+        f"{facts['commit']}, {facts['date']}."
+    )
+
+
+README_SYSTEMS = (*OURS, "stock", "ctranslate2", "ctranslate2-int8", "openvino", "openvino-f32", "onnxruntime",
+                  "transformers")  # fmt: skip
+
+
+def readme_section(folder: Path, sizes: Sizes) -> str:
+    """Systems that are not measured yet are missing here."""
+    found = Measured(folder, "peers")
+    rows = {row["cell"].system: row for row in peer_rows(found, main_cells(sizes))}
+    lines = []
+    for system in README_SYSTEMS:
+        row = rows[system]
+        seconds = row["seconds"]
+        if seconds is None:
+            continue
+        faster = "" if system == EXACT or row["ratio"] is None else times(row["ratio"])
+        lines.append([SYSTEMS[system].title, f"{seconds.median:.3g}", faster, gigabytes(row["peak"])])
+    return table(["", "seconds per text", "relative to fairseq_el", "peak memory"], lines)
+
+
+Render = Callable[[Measured, Sizes, Path], list[str]]
+PAGES: dict[str, tuple[str, Render]] = {
+    "peers": ("Other systems", render_peers),
+    "table2": ("Table 2: sentences per second under a memory budget", paper_pages.render_table2),
+    "table3": ("Table 3: sentences per second by batch size", paper_pages.render_table3),
+    "table4": ("Table 4: bytes of source state", paper_pages.render_table4),
+    "quality": ("Table 5: quality of the output", render_quality),
+    "table1": ("Table 1: operations of attention", paper_pages.render_table1),
+    "figure3": ("Figure 3: FLOPs, bytes and time of operations", paper_pages.render_figure3),
+    "figure4": ("Figure 4: time of attention", paper_pages.render_figure4),
+    "limits": ("Against the limits of the machine", render_limits),
+    "growth": ("Growth of time and memory", render_growth),
+}

@@ -1,0 +1,307 @@
+"""Runs cells in the order of their value, and appends every measurement to a file as soon as it is made.
+
+A cell is a number of the pages: a request to a system, measured once a round. Cells of a group are compared with each
+other, so that a round goes over all of them before the next begins. A run that was stopped goes on where it was.
+"""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bench import environment
+from bench.checkpoints import Checkpoint
+from bench.protocol import Request, fingerprint
+from bench.systems import SYSTEMS, SystemKind
+
+Record = dict[str, Any]
+ROUNDS = 3
+BATCHES = (32, 24, 16, 12, 8, 6, 4, 3, 2, 1)  # that are tried under a memory budget
+LONGEST = 900.0  # seconds of one answer
+LOG_LINES_SHOWN = 5
+FREE_SHARE = 0.55  # of the machine's memory: workers that wait may take it together
+
+
+class WorkerFailed(RuntimeError):
+    """A worker ended or took too long; the message has the end of its log."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """label: its name among those of the group. budget: bytes for everything; the batch is then the largest that fits,
+    and `sentence_bytes`, the least that a sentence takes by formula, says where to begin."""
+
+    experiment: str
+    group: str
+    label: str
+    system: str
+    request: Request
+    checkpoint: Checkpoint | None = None
+    rounds: int = ROUNDS
+    budget: int | None = None
+    sentence_bytes: float = 0.0
+
+    @property
+    def key(self) -> str:
+        return f"{self.experiment}/{self.group}/{self.label}"
+
+
+class Worker:
+    """The runner's end of one worker process, which is stopped while others are measured."""
+
+    def __init__(self, kind: SystemKind, checkpoint: Checkpoint | None, logs: Path):
+        self.kind = kind
+        self.log = logs / f"{kind.name}.log"
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        python = environment.peer_python(kind.environment) if kind.environment else sys.executable
+        with self.log.open("a") as log:
+            self.process = subprocess.Popen(
+                [python, "-m", kind.module, json.dumps(kind.worker_options(checkpoint))],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, env=worker_environment(),
+            )  # fmt: skip
+        assert self.process.stdin and self.process.stdout
+        self.requests, self.answers = self.process.stdin, self.process.stdout
+        try:
+            self.loaded = self.receive()
+        except BaseException:
+            self.stop()
+            raise
+        self.peak = self.loaded["rest_bytes"]
+        self.warm: set[str] = set()  # cells that it was asked for
+
+    def receive(self) -> dict[str, Any]:
+        ready, _, _ = select.select([self.answers], [], [], LONGEST)
+        line = self.answers.readline() if ready else ""
+        if not line:
+            self.process.kill()
+            self.process.wait()  # the log is complete only then
+            tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-LOG_LINES_SHOWN:])
+            raise WorkerFailed(f"took more than {LONGEST:g} s" if not ready else tail or "the worker ended")
+        return json.loads(line)
+
+    def ask(self, request: Request) -> dict[str, Any]:
+        self.process.send_signal(signal.SIGCONT)
+        try:
+            self.requests.write(json.dumps(asdict(request)) + "\n")
+            self.requests.flush()
+        except BrokenPipeError:
+            pass  # the worker has ended; receive says why
+        answer = self.receive()
+        self.process.send_signal(signal.SIGSTOP)  # threads of some libraries spin while they wait
+        self.peak = max(self.loaded["rest_bytes"], answer["peak_bytes"] // 2)
+        return answer
+
+    def stop(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.requests.close()
+        self.answers.close()
+
+
+def worker_environment() -> dict[str, str]:
+    """Workers find this package and fairseq_el in the source tree, and no peer asks the network."""
+    path = os.pathsep.join([str(environment.SCRIPTS), str(environment.ROOT)])
+    return {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
+
+
+class Pool:
+    """Workers that are started when they are needed and kept while they fit into memory."""
+
+    def __init__(self, logs: Path):
+        self.logs = logs
+        self.workers: dict[tuple[str, str], Worker] = {}  # the one used last comes last
+        self.limit = FREE_SHARE * environment.memory_bytes()
+
+    def __enter__(self) -> "Pool":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop_all()
+
+    def stop_all(self) -> None:
+        while self.workers:
+            self.workers.popitem()[1].stop()
+
+    def make_room(self, group: list[Cell]) -> None:
+        """Large workers that a group doesn't need end before it; small ones may wait for the next."""
+        needed = {self.name(cell) for cell in group}
+        for name in [name for name in self.workers if name not in needed]:
+            if self.taken() > self.limit / 2:
+                self.workers.pop(name).stop()
+
+    def taken(self) -> float:
+        return sum(worker.peak for worker in self.workers.values())
+
+    @staticmethod
+    def name(cell: Cell) -> tuple[str, str]:
+        return cell.system, str(cell.checkpoint)
+
+    def get(self, cell: Cell) -> Worker:
+        name = self.name(cell)
+        if name not in self.workers:
+            kind = SYSTEMS[cell.system]
+            prepare(kind, cell.checkpoint)
+            # the one used last is needed last in the next round
+            while self.workers and self.taken() > self.limit:
+                self.workers.popitem()[1].stop()
+            self.workers[name] = Worker(kind, cell.checkpoint, self.logs)
+        worker = self.workers[name] = self.workers.pop(name)
+        if cell.request.op == "generate" and cell.key not in worker.warm:
+            # what only first calls do is not what a long run costs
+            worker.ask(replace(cell.request, batch=min(2, cell.request.batch), length=3))
+            worker.warm.add(cell.key)
+        return worker
+
+    def forget(self, cell: Cell) -> None:
+        worker = self.workers.pop(self.name(cell), None)
+        if worker:
+            worker.stop()
+
+
+def prepare(kind: SystemKind, checkpoint: Checkpoint | None) -> None:
+    """Environment and weights, unless an earlier run has made them."""
+    if kind.environment:
+        environment.ensure_environment(kind.environment)
+    if checkpoint:
+        checkpoint.ensure()
+        if kind.form:
+            if kind.environment != "transformers":
+                environment.ensure_environment("transformers")
+            checkpoint.ensure_converted(kind.form)
+
+
+class Results:
+    """A file of JSON lines: first what ran where, then the measurements. One machine and one commit."""
+
+    def __init__(self, file: Path, facts: dict[str, Any]):
+        self.file = file
+        self.facts: Record = {"kind": "run"} | facts
+        self.records: list[Record] = []
+        if file.exists():
+            self.records = read_lines(file)
+            first = self.records.pop(0) if self.records else {}
+            changed = [name for name in ("commit", "machine", "quick") if first.get(name) != facts[name]]
+            if changed:
+                was = ", ".join(f"{name} {first.get(name)}" for name in changed)
+                raise SystemExit(f"benchmark: {file} has results of {was}: choose another --output, or remove it")
+        else:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            self.append(self.facts, keep=False)
+
+    def append(self, record: Record, keep: bool = True) -> None:
+        with self.file.open("a") as lines:
+            lines.write(json.dumps(record) + "\n")
+            lines.flush()
+            os.fsync(lines.fileno())
+        if keep:
+            self.records.append(record)
+
+    def of(self, cell: Cell) -> list[Record]:
+        return [record for record in self.records if record.get("cell") == cell.key]
+
+    def missing_round(self, cell: Cell) -> int | None:
+        """The next round to measure; None when there is nothing left to do."""
+        own = self.of(cell)
+        if any("failed" in record for record in own):
+            return None
+        found = sum("over_budget" not in record for record in own)
+        return found if found < cell.rounds else None
+
+
+def read_lines(file: Path) -> list[Record]:
+    """Without a last line that a run had no time to complete."""
+    text = file.read_text()
+    whole = text[: text.rfind("\n") + 1]
+    if whole != text:
+        file.write_text(whole)
+    return [json.loads(line) for line in whole.splitlines()]
+
+
+class Run:
+    """minutes: after which no measurement begins, nor one that is known to take longer than what is left."""
+
+    def __init__(self, results: Results, minutes: float | None, score: Callable[[list[list[int]]], Any] | None = None):
+        self.results = results
+        self.ends = time.monotonic() + 60 * minutes if minutes else float("inf")
+        self.score = score  # of outputs for real texts
+
+    def over(self, groups: Iterable[list[Cell]], logs: Path) -> bool:
+        """Whether everything was measured."""
+        with Pool(logs) as pool:
+            for group in groups:
+                pool.make_room(group)
+                if not self.measure_group(group, pool):
+                    return False
+        return True
+
+    def measure_group(self, group: list[Cell], pool: Pool) -> bool:
+        for number in range(max(cell.rounds for cell in group)):
+            for cell in group:
+                if self.results.missing_round(cell) != number:
+                    continue
+                if not self.has_time_for(cell):
+                    return False
+                self.measure(cell, number, pool)
+        return True
+
+    def has_time_for(self, cell: Cell) -> bool:
+        known = [record["seconds"] for record in self.results.of(cell) if "seconds" in record]
+        return time.monotonic() + max(known, default=0.0) <= self.ends
+
+    def measure(self, cell: Cell, number: int, pool: Pool) -> None:
+        """Under a budget, smaller batches follow until one fits."""
+        settled = bool(self.fitting(cell))
+        for request in self.requests(cell, pool):
+            began = time.strftime("%H:%M:%S")
+            print(f"{began} round {number + 1}, {cell.key}, batch {request.batch}", end="", flush=True)
+            record = {"cell": cell.key, "round": number, "system": cell.system} | self.ask(cell, request, pool)
+            if cell.budget and not settled and record.get("peak_bytes", 0) > cell.budget:
+                record["over_budget"] = True
+            self.results.append(record)
+            print(f": {record.get('seconds', 0):.2f} s" if "failed" not in record else ": failed", flush=True)
+            if "over_budget" not in record:
+                return
+        if "failed" not in record:
+            self.results.append({"cell": cell.key, "system": cell.system, "failed": "does not fit"})
+
+    def requests(self, cell: Cell, pool: Pool) -> Iterable[Request]:
+        """The batches to try: none that was over the budget before, or is so by formula."""
+        if not cell.budget:
+            return [cell.request]
+        tried = [record["batch"] for record in self.results.of(cell) if "over_budget" in record]
+        most = min([cell.request.batch, *(batch - 1 for batch in tried)])
+        try:
+            room = cell.budget - pool.get(cell).loaded["rest_bytes"]
+        except (WorkerFailed, RuntimeError):
+            room = 0
+        sizes = self.fitting(cell) or [b for b in BATCHES if b <= most and b * cell.sentence_bytes <= room] or [1]
+        return [replace(cell.request, batch=batch) for batch in sizes]
+
+    def fitting(self, cell: Cell) -> list[int]:
+        """The batch that earlier rounds found to fit."""
+        own = self.results.of(cell)
+        return [record["batch"] for record in own if "seconds" in record and "over_budget" not in record][:1]
+
+    def ask(self, cell: Cell, request: Request, pool: Pool) -> Record:
+        started = time.perf_counter()
+        try:
+            worker = pool.get(cell)
+            answer = worker.ask(request)
+        except (WorkerFailed, RuntimeError) as error:
+            pool.forget(cell)
+            return {"batch": request.batch, "failed": str(error)[-300:]}
+        facts = {"batch": request.batch, "seconds": time.perf_counter() - started}
+        tokens = answer.pop("tokens", [])
+        if tokens:
+            answer["outputs"] = [fingerprint(sentence) for sentence in tokens]
+            if request.op == "texts" and self.score:
+                answer["scores"] = self.score(tokens)
+        own = {"rest_bytes": worker.loaded["rest_bytes"]}
+        return facts | own | {name: worker.loaded[name] for name in ("versions", "settings")} | answer
