@@ -34,7 +34,7 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from fairseq_el import errors
-from fairseq_el.checkpoints import validation
+from fairseq_el.checkpoints import packed_file, validation
 from fairseq_el.checkpoints.format import quiet
 from fairseq_el.checkpoints.huggingface import HuggingFaceFolder, is_huggingface
 from fairseq_el.errors import UserError
@@ -162,7 +162,9 @@ def load(source: str | os.PathLike[str] | HuggingFaceFolder) -> dict[str, Any]:
     if not errors.is_from_fairseq(state) or not has_settings(settings, "task") or not has_settings(settings, "model"):
         raise UserError(errors.not_from_fairseq(path))
     validation.check_weights(state["model"])
-    validation.check_settings(state["cfg"].model, os.path.getsize(path))
+    if packed_file.is_packed(state["model"]):
+        packed_file.find([Path(path)], state["model"])  # or the settings would not fit the size
+    validation.check_settings(state["cfg"].model, packed_file.size(path))
     return state
 
 

@@ -16,7 +16,7 @@ from fairseq_el.generation.non_finite import check_finite
 from fairseq_el.generation.profiler import Profile
 from fairseq_el.generation.state import DecodingState
 from fairseq_el.kernels import ops
-from fairseq_el.models.caches import CrossAttentionCache, SelfAttentionCache
+from fairseq_el.models.caches import CrossAttentionCache, SelfAttentionCache, cache_dtype
 from fairseq_el.models.conversion import is_accelerated
 from fairseq_el.models.costs import Shape
 from fairseq_el.models.policy import AttentionPolicy
@@ -31,8 +31,13 @@ def prefix_attention(model: BaseFairseqModel) -> MultiheadAttention:
 def attention_shape(model: BaseFairseqModel, batch: int, beam: int, length: int) -> Shape:
     attention = prefix_attention(model)
     # not that of the first parameter: a packed model's embedding may be in half precision
-    size = attention.k_proj.weight.element_size()
+    computed = model.decoder.layers[0].final_layer_norm.weight.dtype
+    size = cache_dtype(low_precision_of(model), computed).itemsize
     return Shape(batch, beam, length, attention.num_heads, attention.kdim, size)
+
+
+def low_precision_of(model: BaseFairseqModel) -> str | None:
+    return getattr(model, "low_precision", None)
 
 
 def source_of(net_input: dict[str, Tensor]) -> Tensor:
@@ -105,6 +110,7 @@ class ELEnsemble(EnsembleModelWithAlignment):
                     wants_weights=self.wants_weights,
                     reserved_bytes=self.beam_bytes(model, source.size(0)),
                     expected_steps=self.state.expected_steps,
+                    low_precision=low_precision_of(model),
                 )
                 for model, encoder_out in zip(self.models, super().forward_encoder(net_input))
             ]
@@ -142,7 +148,9 @@ class ELEnsemble(EnsembleModelWithAlignment):
         caches = self.state.prefix_caches
         for model, prefix, layer_state in zip(self.models, caches, incremental_states):
             if SelfAttentionCache.KEY not in layer_state:
-                layer_state[SelfAttentionCache.KEY] = SelfAttentionCache(self.beam_size, self.device)
+                layer_state[SelfAttentionCache.KEY] = SelfAttentionCache(
+                    self.beam_size, self.device, low_precision_of(model)
+                )
             past = layer_state[SelfAttentionCache.KEY]
             past.begin_step(padded=tokens[:, -1].eq(model.decoder.padding_idx))
             prefix.begin_step(attention_shape(model, prefix.batch(), self.beam_size, prefix.length()))
@@ -173,7 +181,9 @@ class ELEnsemble(EnsembleModelWithAlignment):
         )
         if logits.is_cuda:
             return self._normalised_on_device(logits[:, -1, :], temperature, tokens.device), newest_attention(extra)
-        logits = logits[:, -1, :].float().div_(temperature)
+        logits = logits[:, -1, :].float()
+        if temperature != 1.0:  # a pass over the vocabulary
+            logits = logits.div_(temperature)
         log_normaliser = ops.logsumexp(logits)
         if self.checks_finite:
             check_finite(log_normaliser)

@@ -15,6 +15,7 @@ For each step, the loop calls
       fairseq's decoder, for each layer
         CachedSelfAttention.forward        appends K and V to the slots, then `ops.decoder_attention`
         ELAttention.forward                `ops.el_attention` on H, or `ops.decoder_attention` on K and V
+        or FusedDecoderLayer.fused_step    all of a layer as one kernel, on a CPU, once the layer has K and V
       ops.logsumexp                        into `DecodingState.log_normaliser`, for the search
     repeat_ngram_blocker                   `NGramBlock`, if asked for
     LogitBeamSearch.step                   candidates from logits; normalises only them

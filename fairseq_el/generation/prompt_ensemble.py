@@ -7,7 +7,7 @@ from fairseq.models import BaseFairseqModel
 from torch import Tensor
 
 from fairseq_el.generation.device_logits import DeviceLogits
-from fairseq_el.generation.ensemble import ELEnsemble
+from fairseq_el.generation.ensemble import ELEnsemble, low_precision_of
 from fairseq_el.generation.non_finite import check_finite
 from fairseq_el.generation.prompts import Prompts
 from fairseq_el.kernels import ops
@@ -42,6 +42,7 @@ class PromptEnsemble(ELEnsemble):
             PromptCache(
                 prompts.lengths, len(model.decoder.layers), self.beam_size, starts_behind,
                 policy=self.policy, reserved_bytes=self.beam_bytes(model, inputs.size(0)),
+                low_precision=low_precision_of(model),
             )
             for model in self.models
         ]  # fmt: skip

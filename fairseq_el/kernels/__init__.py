@@ -1,1 +1,1 @@
-"""C++ kernels: compiled at first use, checked when loaded, with torch as the fallback."""
+"""C++ kernels: compiled at set-up or at first use, checked when loaded, with torch as the fallback."""

@@ -4,7 +4,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fairseq_el.kernels.formats import Activation, KeyValues, Slots, unpack_gemm
+from fairseq_el.kernels.formats import (
+    Activation,
+    KeyValues,
+    LowPrecisionWeight,
+    Slots,
+    unpack_gemm,
+    unpack_low_precision,
+)
 
 
 def decoder_attention(
@@ -56,7 +63,7 @@ def softmax(scores: Tensor) -> Tensor:
 def score_slots(q: Tensor, slots: Slots) -> Tensor:
     """q: [b, h, r, d_k]; returns [b, h, r, used]."""
     b, h, r, _ = q.shape
-    keys = slots.keys[:, :, : slots.used].flatten(0, 1)
+    keys = slots.keys[:, :, : slots.used].flatten(0, 1).to(q.dtype)
     scores = torch.bmm(q.reshape(b * h, r, -1), keys.mT).view(b, h, r, -1)
     return scores.masked_fill(slots.beam_mask[:, :, : slots.used].unsqueeze(1), float("-inf"))
 
@@ -64,14 +71,14 @@ def score_slots(q: Tensor, slots: Slots) -> Tensor:
 def sum_slots(weights: Tensor, slots: Slots) -> Tensor:
     """weights: [b, h, r, used]; returns [b, r, d]."""
     b, h, r, used = weights.shape
-    values = slots.values[:, :, :used].flatten(0, 1)
+    values = slots.values[:, :, :used].flatten(0, 1).to(weights.dtype)
     return join_heads(torch.bmm(weights.reshape(b * h, r, used), values).view(b, h, r, -1))
 
 
 def score_prefix(q: Tensor, keys: Tensor, padding_mask: Tensor | None) -> Tensor:
     """q: [b, h, r, d_k], keys: [b, h, d_k, n]; returns [b, h, r, n]."""
     b, h, r, _ = q.shape
-    scores = torch.bmm(q.reshape(b * h, r, -1), keys.flatten(0, 1)).view(b, h, r, -1)
+    scores = torch.bmm(q.reshape(b * h, r, -1), keys.flatten(0, 1).to(q.dtype)).view(b, h, r, -1)
     return mask_prefix(scores, padding_mask)
 
 
@@ -83,11 +90,13 @@ def mask_prefix(scores: Tensor, padding_mask: Tensor | None) -> Tensor:
 def sum_prefix(weights: Tensor, values: Tensor) -> Tensor:
     """weights: [b, h, r, n], values: [b, h, d_k, n]; returns [b, r, d]."""
     b, h, r, n = weights.shape
-    return join_heads(torch.bmm(weights.reshape(b * h, r, n), values.flatten(0, 1).mT).view(b, h, r, -1))
+    values = values.flatten(0, 1).mT.to(weights.dtype)
+    return join_heads(torch.bmm(weights.reshape(b * h, r, n), values).view(b, h, r, -1))
 
 
 def el_attention(queries: Tensor, states: Tensor, padding_mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """queries: [b, rows, d], states: [b, n, d]; returns [b, rows, d] and weights [b, rows, n]."""
+    states = states.to(queries.dtype)
     scores = torch.bmm(queries, states.transpose(1, 2))
     if padding_mask is not None:
         scores = scores.masked_fill(padding_mask.unsqueeze(1), float("-inf"))
@@ -107,6 +116,20 @@ def packed_gemm(x: Tensor, packed: Tensor, bias: Tensor, out: int, activation: A
     """x: [..., in], packed: [panels, in, PANEL], bias: [panels * PANEL]; returns [..., out]."""
     product = F.linear(x, unpack_gemm(packed, out).to(x.dtype), bias[:out].to(x.dtype))
     return activate_(product, activation)
+
+
+def low_precision_gemm(x: Tensor, weight: LowPrecisionWeight, activation: Activation) -> Tensor:
+    """x: [..., in]; returns [..., out]."""
+    bias, numbers = weight.bias[: weight.out], unpack_low_precision(weight)
+    if weight.scales is None:
+        return activate_(F.linear(x.bfloat16().float(), numbers, bias), activation)
+    low, high = x.amin(-1, keepdim=True).clamp(max=0), x.amax(-1, keepdim=True).clamp(min=0)
+    scale = (high - low) / 254
+    inverse = (1 / scale).nan_to_num(0, posinf=0)
+    zero_point = (-low / scale).nan_to_num(0).round()
+    # exact: whole numbers below 2^53
+    products = F.linear(((x * inverse + zero_point).round() - zero_point).double(), numbers.double()).to(x.dtype)
+    return activate_(products * (weight.scales[: weight.out] * scale) + bias, activation)
 
 
 def activate_(x: Tensor, activation: Activation) -> Tensor:

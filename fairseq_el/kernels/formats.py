@@ -18,6 +18,9 @@ NO_ACTIVATION = ACTIVATIONS[0]
 
 PANEL = 32
 """Outputs in a panel of a packed weight."""
+LOW_PRECISION_PANEL = 64
+UNIT_BYTES = 4
+"""Weights of neighbouring inputs that a low-precision kernel reads together: four in int8, two in bfloat16."""
 
 
 class Padding(NamedTuple):
@@ -89,3 +92,55 @@ def pack_gemm(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> tuple[
 def unpack_gemm(packed: Tensor, out: int) -> Tensor:
     """[panels, in, PANEL] -> [out, in] in single precision."""
     return packed.transpose(1, 2).flatten(0, 1)[:out].float()
+
+
+class LowPrecisionWeight(NamedTuple):
+    """A weight [out, in] in int8 or bfloat16, packed for `ops.low_precision_gemm`; the last panel is padded."""
+
+    packed: Tensor  # [panels, in / unit, LOW_PRECISION_PANEL, unit]
+    bias: Tensor  # [panels * LOW_PRECISION_PANEL]
+    out: int
+    scales: Tensor | None = None  # of int8 weights, one per output, [panels * LOW_PRECISION_PANEL]
+    totals: Tensor | None = None  # sum of the int8 weights of each output
+
+
+def pack_bf16(weight: Tensor, bias: Tensor | None) -> LowPrecisionWeight:
+    """weight: [out, in], bias: [out] or None."""
+    return LowPrecisionWeight(pack_units(weight.bfloat16()), padded_bias(weight, bias), weight.size(0))
+
+
+def pack_int8(weight: Tensor, bias: Tensor | None) -> LowPrecisionWeight:
+    """weight: [out, in], bias: [out] or None. The largest weight of each output becomes 127 or -127."""
+    scales = weight.abs().amax(dim=1).float() / 127
+    rounded = (weight / scales.clamp(min=torch.finfo(torch.float32).tiny).unsqueeze(1)).round().to(torch.int8)
+    return restore_int8(pack_units(rounded), pad_outputs(scales), padded_bias(weight, bias), weight.size(0))
+
+
+def restore_int8(packed: Tensor, scales: Tensor, bias: Tensor, out: int) -> LowPrecisionWeight:
+    totals = packed.sum(dim=(1, 3), dtype=torch.int32).flatten()
+    return LowPrecisionWeight(packed, bias, out, scales, totals)
+
+
+def pack_units(weight: Tensor) -> Tensor:
+    """[out, in] -> [panels, in / unit, LOW_PRECISION_PANEL, unit]"""
+    unit = UNIT_BYTES // weight.element_size()
+    units = pad_outputs(weight).view(-1, LOW_PRECISION_PANEL, weight.size(1) // unit, unit)
+    return units.transpose(1, 2).contiguous()
+
+
+def pad_outputs(x: Tensor) -> Tensor:
+    """Pads the first dimension, the outputs, to whole panels."""
+    missing = -x.size(0) % LOW_PRECISION_PANEL
+    return torch.cat([x, x.new_zeros(missing, *x.shape[1:])]) if missing else x
+
+
+def padded_bias(weight: Tensor, bias: Tensor | None) -> Tensor:
+    return pad_outputs(weight.new_zeros(weight.size(0)) if bias is None else bias).float()
+
+
+def unpack_low_precision(weight: LowPrecisionWeight) -> Tensor:
+    """[out, in] in single precision; int8 weights without their scales."""
+    panels, units, outputs, unit = weight.packed.shape
+    # as 32-bit numbers: transposing single bytes is slow
+    rows = weight.packed.view(torch.int32).squeeze(-1).transpose(1, 2).contiguous().view(weight.packed.dtype)
+    return rows.view(panels * outputs, units * unit)[: weight.out].float()

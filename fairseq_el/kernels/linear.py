@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fairseq_el.kernels.fallback import activate_
 from fairseq_el.kernels.formats import NO_ACTIVATION, Activation
-from fairseq_el.kernels.weights import FORMATS, Weight
+from fairseq_el.kernels.weights import FORMATS, LOW_PRECISION, Weight
 
 
 class PackedMatrix:
@@ -27,14 +27,27 @@ class PackedMatrix:
         self.bias = concatenate(biases) if biases else None
         self.set_weight(concatenate(weights))
 
+    @classmethod
+    def restored(cls, kind: str, stored: Weight, bias: Tensor | None) -> "PackedMatrix":
+        matrix = cls.__new__(cls)
+        matrix.kind, matrix.stored, matrix.bias, matrix.activation = kind, stored, bias, NO_ACTIVATION
+        return matrix
+
     def set_weight(self, weight: Tensor) -> None:
         """Packs what the CPU kernels support; other devices and precisions keep the plain weight."""
+        self.unpacked: Tensor | None = None
         packs = weight.device.type == "cpu" and weight.dtype == torch.float32
         self.stored: Weight | Tensor = FORMATS[self.kind](weight, self.bias) if packs else weight
 
     def weight(self) -> Tensor:
         """[out, in], unpacked at each call: slow."""
         return self.stored if isinstance(self.stored, Tensor) else self.stored.unpack()
+
+    def unpacked_weight(self) -> Tensor:
+        """The same, unpacked at the first call and kept: for EL-attention, which applies it to queries at each step."""
+        if self.unpacked is None:
+            self.unpacked = self.weight()
+        return self.unpacked
 
     def multiply(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out]"""
@@ -101,6 +114,15 @@ class PackedLinear(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.out_features}, kind={self.matrix.kind}"
+
+
+def unpacked_weight(layer: Any) -> Tensor:
+    """[out, in], of a linear layer that is packed or not."""
+    return layer.matrix.unpacked_weight()[layer.rows] if isinstance(layer, PackedLinear) else layer.weight
+
+
+def in_low_precision(layer: nn.Module) -> bool:
+    return isinstance(layer, PackedLinear) and layer.matrix.kind in LOW_PRECISION
 
 
 def project_together(x: Tensor, *layers: Any) -> list[Tensor]:

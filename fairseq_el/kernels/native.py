@@ -6,13 +6,17 @@ import torch
 from torch import Tensor
 
 from fairseq_el.kernels.build import library
-from fairseq_el.kernels.formats import ACTIVATIONS, Activation, KeyValues, Slots, Span
+from fairseq_el.kernels.formats import ACTIVATIONS, Activation, KeyValues, LowPrecisionWeight, Slots, Span
 
 
 def kernels() -> ctypes.CDLL:
     compiled = library()
     assert compiled is not None, "ops.supported was not asked"
     return compiled
+
+
+def is_half(x: Tensor | None) -> bool:
+    return x is not None and x.dtype == torch.float16
 
 
 def decoder_attention(
@@ -30,8 +34,8 @@ def decoder_attention(
     length = 0 if keys is None else keys.size(3)
     capacity = 0 if slot_keys is None else slot_keys.size(2)
     kernels().fairseq_el_decoder_attention(
-        queries.data_ptr(), out.data_ptr(), b, r, num_heads, d // num_heads, scale,
-        *pointers[:2], length, *pointers[2:], capacity, used,
+        queries.data_ptr(), d, out.data_ptr(), b, r, num_heads, d // num_heads, scale,
+        *pointers[:2], length, *pointers[2:], capacity, used, is_half(keys if slot_keys is None else slot_keys),
     )  # fmt: skip
     return out
 
@@ -41,20 +45,31 @@ def el_attention_(queries: Tensor, states: Tensor, span: Span) -> Tensor:
     (b, rows, d), n = queries.shape, states.size(1)
     queries, states = queries.contiguous(), states.contiguous()
     kernels().fairseq_el_el_attention(
-        queries.data_ptr(), states.data_ptr(), b, rows, n, d, *(bound.data_ptr() for bound in span),
+        queries.data_ptr(), states.data_ptr(), is_half(states), b, rows, n, d, *(bound.data_ptr() for bound in span),
         torch.get_num_threads(),
     )  # fmt: skip
     return queries
 
 
-def varlen_attention(projected: Tensor, lengths: list[int], num_heads: int, scale: float) -> Tensor:
+def transpose_heads(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """[b, n, d] -> [b, d, n], in half or single precision."""
+    (b, n, d), x = x.shape, x.contiguous()
+    out = x.new_empty(b, d, n, dtype=dtype)
+    kernels().fairseq_el_transpose_heads(x.data_ptr(), out.data_ptr(), is_half(out), b, n, d)
+    return out
+
+
+def varlen_attention(
+    projected: Tensor, lengths: list[int], num_heads: int, scale: float, low_precision: bool
+) -> Tensor:
     """projected: [tokens, 3 * d]; returns [tokens, d]."""
     projected, d = projected.contiguous(), projected.size(1) // 3
     out = projected.new_empty(projected.size(0), d)
     starts = torch.tensor([0, *lengths]).cumsum(0)
     kernels().fairseq_el_varlen_attention(
-        projected.data_ptr(), out.data_ptr(), starts.data_ptr(), len(lengths), num_heads, d // num_heads, scale
-    )
+        projected.data_ptr(), out.data_ptr(), starts.data_ptr(), len(lengths), num_heads, d // num_heads, scale,
+        low_precision,
+    )  # fmt: skip
     return out
 
 
@@ -76,6 +91,20 @@ def packed_gemm(x: Tensor, packed: Tensor, bias: Tensor, out: int, activation: A
     kernels().fairseq_el_packed_gemm(
         x.data_ptr(), packed.data_ptr(), packed.dtype == torch.float16, bias.data_ptr(), y.data_ptr(),
         x.numel() // width, width, out, ACTIVATIONS.index(activation), torch.get_num_threads(),
+    )  # fmt: skip
+    return y
+
+
+def low_precision_gemm(x: Tensor, weight: LowPrecisionWeight, activation: Activation) -> Tensor:
+    """x: [..., in]; returns [..., out]."""
+    x, width = x.contiguous(), x.size(-1)
+    y = x.new_empty(*x.shape[:-1], weight.out)
+    kernels().fairseq_el_low_precision_gemm(
+        x.data_ptr(), weight.packed.data_ptr(),
+        None if weight.scales is None else weight.scales.data_ptr(),
+        None if weight.totals is None else weight.totals.data_ptr(),
+        weight.bias.data_ptr(), y.data_ptr(), x.numel() // width, width, weight.out,
+        ACTIVATIONS.index(activation), torch.get_num_threads(),
     )  # fmt: skip
     return y
 

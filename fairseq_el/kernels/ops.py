@@ -9,7 +9,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fairseq_el.kernels import build, fallback, native
-from fairseq_el.kernels.formats import NO_ACTIVATION, NO_PADDING, Activation, KeyValues, Padding, Slots
+from fairseq_el.kernels.formats import (
+    NO_ACTIVATION,
+    NO_PADDING,
+    Activation,
+    KeyValues,
+    LowPrecisionWeight,
+    Padding,
+    Slots,
+)
 from fairseq_el.kernels.triton.library import kernels_for
 
 LANES = 16
@@ -18,6 +26,10 @@ LANES = 16
 SHORT_SENTENCE = 48
 """Mean tokens per sentence below which the fallback of varlen attention, one call per sentence, costs more than
 padding does."""
+
+
+CACHE_DTYPES = (torch.float32, torch.float16)
+"""Precisions of cached states, keys and values that the C++ kernels read."""
 
 
 def supported(x: Tensor, width: int) -> bool:
@@ -48,7 +60,9 @@ def decoder_attention(
     if triton is not None and not need_weights and has_span and triton.supports_heads(d_k):
         return triton.decoder_attention(queries, num_heads, scale, prefix, padding.span, slots), None
     slots = slots and slots.written()
-    if not need_weights and has_span and supported(queries, d_k):
+    cached = {t.dtype for t in (*(prefix or ()), *(slots[:2] if slots else ()))}
+    readable = len(cached) == 1 and cached <= set(CACHE_DTYPES)
+    if not need_weights and has_span and readable and supported(queries, d_k):
         return native.decoder_attention(queries, num_heads, scale, prefix, padding.span, slots), None
     context, weights = fallback.decoder_attention(queries, num_heads, scale, prefix, padding.mask, slots)
     return context, weights if need_weights else None
@@ -67,11 +81,21 @@ def el_attention(
     if triton is not None and not need_weights and padding.span is not None and triton.supports_states(states.dtype, d):
         return triton.el_attention(queries, states, padding.span)[0], None
     occupies_threads = b * -(-rows // LANES) >= torch.get_num_threads()
-    fits = states.size(2) == d  # else torch says what is wrong
+    fits = states.size(2) == d and states.dtype in CACHE_DTYPES  # else torch says what is wrong
     if not need_weights and padding.span is not None and occupies_threads and fits and supported(queries, d):
         return native.el_attention_(queries, states, padding.span), None
     context, weights = fallback.el_attention(queries, states, padding.mask)
     return context, weights if need_weights else None
+
+
+def transpose_heads(x: Tensor, num_heads: int, dtype: torch.dtype) -> Tensor:
+    """Keys or values in the order of a cache. x: [b, n, h * d_k]; returns [b, h, d_k, n]."""
+    if dtype in CACHE_DTYPES and supported(x, x.size(2)):
+        transposed = native.transpose_heads(x, dtype)
+    else:
+        largest = torch.finfo(dtype).max
+        transposed = x.mT.clamp(-largest, largest).to(dtype).contiguous()
+    return transposed.unflatten(1, (num_heads, -1))
 
 
 def writes_slots(keys: Tensor) -> bool:
@@ -81,14 +105,16 @@ def writes_slots(keys: Tensor) -> bool:
     return triton is not None and triton.supports_heads(keys.size(3))
 
 
-def varlen_attention(projected: Tensor, lengths: list[int], num_heads: int, scale: float) -> Tensor:
+def varlen_attention(
+    projected: Tensor, lengths: list[int], num_heads: int, scale: float, low_precision: bool = False
+) -> Tensor:
     """Self-attention of a padding-free batch: concatenated sentences, each attending to itself alone.
 
     projected: [tokens, 3 * d], queries, keys and values side by side; lengths: tokens of each sentence. Returns
-    [tokens, d].
+    [tokens, d]. low_precision: products may be in bfloat16, on CPUs that have such instructions.
     """
     if supported(projected, projected.size(1) // 3 // num_heads):
-        return native.varlen_attention(projected, lengths, num_heads, scale)
+        return native.varlen_attention(projected, lengths, num_heads, scale, low_precision)
     return fallback.varlen_attention(projected, lengths, num_heads, scale)
 
 
@@ -120,6 +146,17 @@ def packed_gemm(
     if supported(x, packed.size(1)):
         return native.packed_gemm(x, packed, bias, out, activation)
     return fallback.packed_gemm(x, packed, bias, out, activation)
+
+
+def low_precision_gemm(x: Tensor, weight: LowPrecisionWeight, activation: Activation = NO_ACTIVATION) -> Tensor:
+    """A linear layer with a weight in int8 or bfloat16, and the activation that follows it.
+
+    Activations are rounded to the precision of the weight: to bfloat16, or to int8 with one scale per row. x: [..., in]
+    in single precision; returns [..., out].
+    """
+    if supported(x, x.size(-1)):
+        return native.low_precision_gemm(x, weight, activation)
+    return fallback.low_precision_gemm(x, weight, activation)
 
 
 def logsumexp(x: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from torch import Tensor
 from fairseq_el.kernels import ops
 from fairseq_el.kernels.fallback import mask_prefix, score_slots, softmax, split_heads, sum_slots
 from fairseq_el.kernels.formats import KeyValues, Padding, Slots
-from fairseq_el.kernels.linear import project_together
+from fairseq_el.kernels.linear import PackedLinear, project_together, unpacked_weight
 from fairseq_el.kernels.triton.library import kernels_for
 from fairseq_el.models.caches import (
     CrossAttentionCache,
@@ -79,6 +79,16 @@ def collapse_context_in_place(context: Tensor, value_weight: Tensor, num_heads: 
     return heads
 
 
+def in_dtype_of(query: Tensor, x: Tensor | None) -> Tensor | None:
+    """Caches may be in a lower precision than what is computed."""
+    return None if x is None else x.to(query.dtype)
+
+
+def as_computed(states: Tensor) -> Tensor:
+    """Cached states as linear layers take them: on a CPU in single precision."""
+    return states.float() if states.device.type == "cpu" and states.dtype == torch.float16 else states
+
+
 def cached_key_values(attention: "ELAttention | PromptAttention", cache: SharedPrefixCache) -> KeyValues | None:
     """K and V of a layer, [b, h, d_k, n] each, built now if the cache's policy says so; None for EL-attention."""
     if cache.should_build(attention):
@@ -114,6 +124,7 @@ class ELAttention(MultiheadAttention):
         """
         el_form = incremental_state is not None and static_kv and attn_mask is None and not before_softmax
         if not (el_form and key is not None and self.has_el_form()):
+            key, value = in_dtype_of(query, key), in_dtype_of(query, value)
             return super().forward(
                 query, key, value, key_padding_mask, incremental_state, need_weights, static_kv,
                 attn_mask, before_softmax, need_head_weights,
@@ -157,9 +168,9 @@ class ELAttention(MultiheadAttention):
             context = collapse_context_in_place(context, self.v_proj.weight, self.num_heads)
             return context if self.v_proj.bias is None else context.add_(self.v_proj.bias), None
         q = (q * self.scaling).view(b, r, self.num_heads, self.head_dim)
-        expanded = expand_query(q, self.k_proj.weight)  # [b, h * r, d_source]
+        expanded = expand_query(q, unpacked_weight(self.k_proj))  # [b, h * r, d_source]
         context, weights = ops.el_attention(expanded, states, padding, need_weights)
-        context = collapse_context(context, self.v_proj.weight, self.num_heads)
+        context = collapse_context(context, unpacked_weight(self.v_proj), self.num_heads)
         if self.v_proj.bias is not None:
             context = context + self.v_proj.bias
         return context, None if weights is None else weights.view(b, self.num_heads, r, -1)
@@ -168,9 +179,15 @@ class ELAttention(MultiheadAttention):
         """K and V of H [b, n, d_source], [b, h, d_k, n] each: what EL-attention does without.
 
         Computes W H^T instead of H W^T: the result is ordered by head without a copy, and a few queries read it along
-        its rows. Leaves out the key bias, which softmax ignores.
+        its rows. Leaves out the key bias, which softmax ignores. In low precision K and V are as the states are.
         """
         b, n, _ = states.shape
+        if isinstance(self.k_proj, PackedLinear):
+            wide = as_computed(states)
+            return (
+                ops.transpose_heads(self.k_proj(wide), self.num_heads, states.dtype),
+                ops.transpose_heads(self.v_proj(wide), self.num_heads, states.dtype),
+            )
         keys, values = (
             torch.bmm(weight.expand(b, -1, -1), states.mT) for weight in (self.k_proj.weight, self.v_proj.weight)
         )
@@ -301,8 +318,8 @@ class PromptAttention(CachedSelfAttention):
     def score_states(self, q: Tensor, states: Tensor) -> Tensor:
         """q: [b, h, x, d_k], scaled, states: [b, n, d]; returns [b, h, x, n]."""
         b, h, x, d_k = q.shape
-        expanded = expand_query(q.transpose(1, 2), self.k_proj.weight)  # [b, h * x, d]
-        scores = torch.bmm(expanded, states.mT).view(b, h, x, -1)
+        expanded = expand_query(q.transpose(1, 2), unpacked_weight(self.k_proj))  # [b, h * x, d]
+        scores = torch.bmm(expanded, states.mT.to(q.dtype)).view(b, h, x, -1)
         if self.k_proj.bias is None:
             return scores
         # the scores of slots contain the bias, so softmax doesn't ignore it here
@@ -311,8 +328,8 @@ class PromptAttention(CachedSelfAttention):
     def sum_states(self, weights: Tensor, states: Tensor) -> Tensor:
         """weights: [b, h, x, n], whose rows need not sum to one, states: [b, n, d]; returns [b, x, d]."""
         b, h, x, n = weights.shape
-        context = torch.bmm(weights.reshape(b, h * x, n), states)  # [b, h * x, d]
-        context = collapse_context(context, self.v_proj.weight, h)
+        context = torch.bmm(weights.reshape(b, h * x, n), states.to(weights.dtype))  # [b, h * x, d]
+        context = collapse_context(context, unpacked_weight(self.v_proj), h)
         if self.v_proj.bias is None:
             return context
         share = weights.sum(-1).transpose(1, 2).unsqueeze(-1)  # [b, x, h, 1]
@@ -320,9 +337,8 @@ class PromptAttention(CachedSelfAttention):
 
     def build_key_values(self, states: Tensor) -> KeyValues:
         """K and V of prompts [b, n, d], [b, h, d_k, n] each; with biases, as in the slots."""
-        b, n, _ = states.shape
         keys, values = (
-            x.view(b, n, self.num_heads, -1).permute(0, 2, 3, 1).contiguous()
-            for x in project_together(states, self.k_proj, self.v_proj)
+            ops.transpose_heads(x, self.num_heads, states.dtype)
+            for x in project_together(as_computed(states), self.k_proj, self.v_proj)
         )
         return keys, values

@@ -9,16 +9,22 @@ from typing import Any, Self
 
 import torch
 from fairseq.modules import MultiheadAttention
-from torch import Tensor
+from torch import Tensor, nn
 
 from fairseq_el.kernels import ops
 from fairseq_el.kernels.formats import KeyValues, Padding, Slots
+from fairseq_el.kernels.fused_layer import LayerSpec
 from fairseq_el.models.costs import Machine, Shape, measure_machine
 from fairseq_el.models.policy import AttentionPolicy, PolicyState
 
 
 def tensor_bytes(*tensors: Tensor | None) -> int:
     return sum(t.numel() * t.element_size() for t in tensors if t is not None)
+
+
+def cache_dtype(low_precision: str | None, computed: torch.dtype) -> torch.dtype:
+    """Half precision for models in low precision: half the bytes to keep, and to read in each step."""
+    return torch.float16 if low_precision else computed
 
 
 def kept_sentences(new_order: Tensor, beam_size: int) -> Tensor:
@@ -52,9 +58,12 @@ class SharedPrefixCache(InIncrementalState):
         policy: AttentionPolicy,
         reserved_bytes: int = 0,
         expected_steps: float = 0.0,
+        low_precision: str | None = None,
     ):
-        """reserved_bytes: the part of the policy's budget that the self-attention cache will need."""
+        """reserved_bytes: the part of the policy's budget that the self-attention cache will need. low_precision: that
+        of the model (see `cache_dtype`)."""
         self.padding = padding
+        self.low_precision = low_precision
         self.policy, self.policy_state = policy, PolicyState(expected_steps)
         self.reserved_bytes = reserved_bytes
         self.switching = False
@@ -62,9 +71,17 @@ class SharedPrefixCache(InIncrementalState):
         self.build_seconds = 0.0
 
     def begin_step(self, shape: Shape) -> None:
-        """Decides for all layers whether those without K and V build them in this step."""
-        machine = functools.partial(self.machine, shape.beam)
-        self.switching = self.policy.wants_key_values(shape, machine, self.policy_state)
+        """Decides for all layers whether those without K and V build them in this step.
+
+        In low precision `auto` builds them in the first step, where they fit the budget. By a count of
+        operations that pays from about four steps on. Both forms round differently, so that outputs must not depend on
+        measured times.
+        """
+        if self.low_precision:
+            self.switching = self.policy.form != "always"
+        else:
+            machine = functools.partial(self.machine, shape.beam)
+            self.switching = self.policy.wants_key_values(shape, machine, self.policy_state)
 
     def machine(self, beam: int) -> Machine:
         states = self.any_states()
@@ -134,7 +151,7 @@ class CrossAttentionCache(SharedPrefixCache):
     ):
         """states: [b, n, d], padding_mask: [b, n], True at padding."""
         super().__init__(Padding.of(states, padding_mask), policy, **options)
-        self.states = states
+        self.states = states.to(cache_dtype(self.low_precision, states.dtype)).contiguous()
         self.wants_weights = wants_weights
         self.bare = False  # whether the decoder takes tensors as they are, not in lists
 
@@ -145,7 +162,7 @@ class CrossAttentionCache(SharedPrefixCache):
         states = encoder_out["encoder_out"] if bare else encoder_out["encoder_out"][0]
         masks = [encoder_out["padding_mask"]] if bare else encoder_out["encoder_padding_mask"]
         has_padding = len(masks) > 0 and masks[0] is not None and bool(masks[0].any())
-        cache = cls(states.transpose(0, 1).contiguous(), masks[0] if has_padding else None, **options)
+        cache = cls(states.transpose(0, 1), masks[0] if has_padding else None, **options)
         cache.bare = bare
         return cache
 
@@ -229,17 +246,22 @@ class PromptCache(SharedPrefixCache):
     def _allocate(self, attention: MultiheadAttention, x: Tensor) -> None:
         """Decides what to store; K and V cost no arithmetic here, only memory. x: [b', n', d]."""
         b, n, h = self.batch(), self.length(), attention.num_heads
-        self.inputs[attention] = x.new_zeros(b, n, x.size(2))
+        dtype = cache_dtype(self.low_precision, x.dtype)
+        self.inputs[attention] = x.new_zeros(b, n, x.size(2), dtype=dtype)
         if self.prefers_key_values is None:
-            shape = Shape(b, self.beam_size, n, h, x.size(2), x.element_size())
-            machine = functools.partial(self.machine, self.beam_size)
-            self.prefers_key_values = self.policy.prefers_key_values(shape, machine)
+            shape = Shape(b, self.beam_size, n, h, x.size(2), dtype.itemsize)
+            self.prefers_key_values = self._prefers_key_values(shape)
         layers_to_come = self.layers - len(self.inputs) - len(self.key_values)
         expected = layers_to_come * tensor_bytes(self.inputs[attention])  # at least
         if self.prefers_key_values and self._has_room(attention, expected):
             del self.inputs[attention]
-            shape_of_each = b, h, attention.head_dim, n
-            self.key_values[attention] = x.new_zeros(shape_of_each), x.new_zeros(shape_of_each)
+            new = functools.partial(x.new_zeros, b, h, attention.head_dim, n, dtype=dtype)
+            self.key_values[attention] = new(), new()
+
+    def _prefers_key_values(self, shape: Shape) -> bool:
+        if self.low_precision:
+            return self.policy.form != "always"
+        return self.policy.prefers_key_values(shape, functools.partial(self.machine, self.beam_size))
 
     def store(self, attention: MultiheadAttention, key_values: KeyValues) -> None:
         """K and V replace the layer's input."""
@@ -307,13 +329,17 @@ class SelfAttentionCache(InIncrementalState):
     KEY = "fairseq_el.self_attention"
     BLOCK_STEPS = 16
 
-    def __init__(self, beam_size: int, device: torch.device | str = "cpu"):
+    def __init__(
+        self, beam_size: int, device: torch.device | str = "cpu", low_precision: str | None = None
+    ):
         self.beam_size = beam_size
+        self.low_precision = low_precision
         self.device = torch.device(device)
         self.used = 0
         self.beam_mask = torch.ones(0, beam_size, 0, dtype=torch.bool)  # [b, x, capacity], False at a beam's own past
         self.others = ~torch.eye(beam_size, dtype=torch.bool, device=device)  # [x, x], the slots of other beams
         self.slots: dict[MultiheadAttention, KeyValues] = {}  # [b, h, capacity, d_k] each
+        self.layer_specs: dict[nn.Module, LayerSpec | None] = {}  # of layers that are one kernel, for this batch
 
     def begin_step(self, padded: Tensor) -> None:
         """Opens the slots of this step: one per beam, which only that beam attends to.
@@ -335,20 +361,21 @@ class SelfAttentionCache(InIncrementalState):
     def append(self, attention: MultiheadAttention, k: Tensor, v: Tensor) -> Slots:
         """Takes one layer's newest keys and values, [b, h, x, d_k] each, and returns all slots of the layer. Attention
         to them writes the newest ones, where it can."""
-        keys, values = self._allocate(attention, k)
-        slots = Slots(keys, values, self.beam_mask, self.used, newest=(k, v))
+        slots = self.slots_of(attention, k.size(1), k.size(3), like=k)._replace(newest=(k, v))
         return slots if ops.writes_slots(k) else slots.written()
 
-    def _allocate(self, attention: MultiheadAttention, k: Tensor) -> KeyValues:
+    def slots_of(self, attention: MultiheadAttention, heads: int, head_dim: int, like: Tensor) -> Slots:
+        """One layer's slots, with room for the newest keys and values. like: has their device and precision."""
         stored = self.slots.get(attention)
-        capacity = self.beam_mask.size(2)
+        b, _, capacity = self.beam_mask.shape
         if stored is None or stored[0].size(2) < capacity:
-            b, h, x, d_k = k.shape
-            grown = k.new_empty(b, h, capacity, d_k), k.new_empty(b, h, capacity, d_k)
+            shape = (b, heads, capacity, head_dim)
+            dtype = cache_dtype(self.low_precision, like.dtype)
+            grown = like.new_empty(shape, dtype=dtype), like.new_empty(shape, dtype=dtype)
             for old, new in zip(stored or (), grown):
                 new[:, :, : old.size(2)] = old
             self.slots[attention] = stored = grown
-        return stored
+        return Slots(*stored, self.beam_mask, self.used)
 
     def reorder(self, new_order: Tensor) -> None:
         """new_order: [b' * x], the old row that each new row continues."""

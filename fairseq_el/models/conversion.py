@@ -1,6 +1,8 @@
 """EL forms of fairseq's models: `el_<architecture>` for each stock one, and `to_el_form` for loaded models."""
 
+from collections.abc import Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 from fairseq.models import BaseFairseqModel, FairseqMultiModel
@@ -22,11 +24,14 @@ from fairseq.modules import (
 from omegaconf import OmegaConf, open_dict
 from torch import Tensor, nn
 
+from fairseq_el.checkpoints import packed_file
 from fairseq_el.checkpoints.loading import check_dictionary
 from fairseq_el.checkpoints.validation import check_weights
 from fairseq_el.errors import UserError
 from fairseq_el.kernels.packing import pack
+from fairseq_el.models import packed
 from fairseq_el.models.attention import CachedSelfAttention, ELAttention, PromptAttention
+from fairseq_el.models.decoder_layer import FUSED
 from fairseq_el.models.encoder import ELEncoder, FusedSelfAttention, all_layers
 from fairseq_el.models.positions import LearnedRowPositions, SinusoidalRowPositions
 
@@ -42,6 +47,15 @@ ROW_POSITIONS = {
 class ELModel:
     """What an EL model adds to its stock class. Parameters, their names and training stay the same."""
 
+    wanted_precision: str | None = None
+    """Asked for with `accelerate`; else the task's option counts."""
+    low_precision: str | None = None
+    """`bf16` or `int8` if the model is packed so, which makes caches half precision."""
+    checkpoints: Sequence[Path] = ()
+    """Files that are being loaded. Packed weights are beside theirs."""
+    packed_precision: str | None = None
+    """With which a model was packed that was stored so."""
+
     @classmethod
     def build_model(cls, args, task):
         use_stock_name(args)
@@ -54,6 +68,13 @@ class ELModel:
                 check_dictionary(state_dict, side, getattr(self, side).dictionary)
         super().upgrade_state_dict_named(state_dict, name)
 
+    def load_state_dict(self, state_dict, *args, **kwargs):
+        if not packed_file.is_packed(state_dict):
+            return super().load_state_dict(state_dict, *args, **kwargs)
+        file = packed_file.find(self.checkpoints, state_dict)
+        packed.load(self, file)
+        self.packed_precision = file.contents["precision"]
+
     def set_beam_size(self, beam: int) -> None:
         """Does nothing. Stock generators ask BART to share keys and values among the beams; here the shapes say how
         many beams share a source."""
@@ -61,7 +82,13 @@ class ELModel:
     def prepare_for_inference_(self, cfg):
         """fairseq calls this on models for inference, once they are on their device."""
         super().prepare_for_inference_(cfg)
-        pack(self, getattr(getattr(cfg, "task", None), "el_packing", "auto"))
+        precision = self.wanted_precision or str(getattr(getattr(cfg, "task", None), "el_precision", "auto"))
+        if self.packed_precision not in (None, precision) and precision != "auto":
+            raise UserError(
+                f"the model is packed in {self.packed_precision}: leave out the precision {precision}, or give the "
+                "model that it was made from"
+            )
+        pack(self, precision)
 
 
 class ELTransformerModel(ELModel, TransformerModel):
@@ -130,12 +157,13 @@ def use_stock_name(args) -> None:
                 setattr(args, name, getattr(args, name).removeprefix(PREFIX))
 
 
-def to_el_form(model: BaseFairseqModel) -> BaseFairseqModel:
+def to_el_form(model: BaseFairseqModel, precision: str | None = None) -> BaseFairseqModel:
     """Turns a stock model into its EL form, in place, and returns it.
 
     Only classes change: attention layers become the subclasses that generate without a K/V cache, and the model an
     `ELModel`. Parameters stay the same objects under the same names, so optimisers, hooks and state dicts keep working.
-    If the model is already prepared for inference, its linear layers are packed here.
+    Linear layers are packed when fairseq prepares the model for inference, or here if it is prepared already.
+    precision: of the packed layers (default: as the task's option says).
     """
     if not has_el_form(model):
         name = getattr(getattr(model, "args", None), "arch", None) or type(model).__name__
@@ -151,8 +179,9 @@ def to_el_form(model: BaseFairseqModel) -> BaseFairseqModel:
             specialise_language_model(part.decoder)
     if not is_accelerated(model):
         model.__class__ = el_class_of(type(model))
+        model.wanted_precision = precision
         if model._is_generation_fast:
-            pack(model)
+            pack(model, precision or "auto")
     return model
 
 
@@ -171,12 +200,14 @@ def specialise_decoder(decoder: TransformerDecoderBase) -> None:
         layer.encoder_attn.beam_size = 1
         specialise(layer.encoder_attn, ELAttention)
         specialise(layer.self_attn, CachedSelfAttention)
+        layer.__class__ = FUSED.get(type(layer), type(layer))
     specialise_embeddings(decoder)
 
 
 def specialise_language_model(decoder: TransformerDecoderBase) -> None:
     for layer in all_layers(decoder.layers):
         specialise(layer.self_attn, PromptAttention)
+        layer.__class__ = FUSED.get(type(layer), type(layer))
     specialise_embeddings(decoder)
 
 

@@ -10,7 +10,7 @@ from fairseq.modules import MultiheadAttention
 from torch import Tensor, nn
 
 from fairseq_el.kernels import ops
-from fairseq_el.kernels.linear import project_side_by_side, project_together
+from fairseq_el.kernels.linear import in_low_precision, project_side_by_side, project_together
 
 CPU_GROUP_TOKENS = 1024
 """Tokens that go through the layers together on a CPU. Enough for matrix kernels to run at full speed. With more, the
@@ -50,7 +50,9 @@ class FusedSelfAttention(MultiheadAttention):
             )  # fmt: skip
         if isinstance(key_padding_mask, VarlenBatch):
             projected = project_side_by_side(query.squeeze(1), self.q_proj, self.k_proj, self.v_proj)
-            context = ops.varlen_attention(projected, key_padding_mask.lengths, self.num_heads, self.scaling)
+            context = ops.varlen_attention(
+                projected, key_padding_mask.lengths, self.num_heads, self.scaling, in_low_precision(self.q_proj)
+            )
             return self.out_proj(context.unsqueeze(1)), None
         n, b, d = query.shape
         q, k, v = (

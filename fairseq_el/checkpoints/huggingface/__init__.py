@@ -2,7 +2,8 @@
 
 - reading: the files of a folder; writing: folders of either kind
 - weights: tensors handed out one by one, and checks of config.json
-- gpt2, bart: names, shapes and settings in fairseq (bart covers mBART too); export: BART the other way
+- gpt2, bart: names, shapes and settings in fairseq (bart covers mBART, M2M-100 and NLLB, too)
+- export: BART the other way
 - vocabularies: fairseq's dictionaries
 - folder: all of it for one folder
 """

@@ -1,7 +1,9 @@
-"""BART and mBART as fairseq's `bart`: the weights, converted one by one, and the settings.
+"""BART and mBART as fairseq's `bart`, M2M-100 and NLLB as its `transformer`: the weights, converted one by one, and
+the settings.
 
 The two libraries share the layer layout and the offset of 2 in the position tables, so that only bookkeeping entries
-and the embeddings' names differ. mBART normalises before each block, and once more after the last.
+and the embeddings' names differ. mBART normalises before each block, and once more after the last. So do M2M-100 and
+NLLB, which compute their positions and don't normalise embeddings.
 """
 
 from typing import Any
@@ -23,6 +25,7 @@ from fairseq_el.errors import UserError
 
 PREFIX = "model."  # of names in a model with a head
 DEFAULTS = {"activation_function": "gelu", "scale_embedding": False, "tie_word_embeddings": True}
+DEFAULTS_OF = {"m2m_100": {"activation_function": "relu", "scale_embedding": True}}
 NEEDS: dict[str, Any] = {
     "normalize_embedding": True, "static_position_embeddings": False, "bos_token_id": 0, "pad_token_id": 1,
     "eos_token_id": 2,
@@ -30,7 +33,12 @@ NEEDS: dict[str, Any] = {
 NEEDS_OF: dict[str, dict[str, Any]] = {
     "bart": {"normalize_before": False, "add_final_layer_norm": False, "decoder_start_token_id": 2},
     "mbart": {"normalize_before": True, "add_final_layer_norm": True},
-}
+    "m2m_100": {
+        "normalize_before": True, "add_final_layer_norm": True, "normalize_embedding": False,
+        "static_position_embeddings": True, "decoder_start_token_id": 2,
+    },
+}  # fmt: skip
+PRE_NORM = ("mbart", "m2m_100")
 ATTENTIONS = {"encoder": ("self_attn",), "decoder": ("self_attn", "encoder_attn")}
 # The embeddings of a fairseq BART; the last is the output's.
 ENCODER_WORDS, DECODER_WORDS = "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"
@@ -39,7 +47,7 @@ OUTPUT_WORDS = "decoder.output_projection.weight"
 
 def checked(config: dict[str, Any]) -> dict[str, Any]:
     """config.json of a model that fairseq's BART can express, with Transformers' defaults."""
-    config = {**DEFAULTS, **config}
+    config = {**DEFAULTS, **DEFAULTS_OF.get(config["model_type"], {}), **config}
     check_config(config, NEEDS | NEEDS_OF[config["model_type"]])
     for name in ("vocab_size", "d_model", "max_position_embeddings"):
         size(config, name)
@@ -67,7 +75,7 @@ def settings(config: dict[str, Any]) -> dict[str, Any]:
         found[f"{side}_layers"] = config[f"{side}_layers"]
         found[f"{side}_ffn_embed_dim"] = config[f"{side}_ffn_dim"]
         found[f"{side}_attention_heads"] = config[f"{side}_attention_heads"]
-        found[f"{side}_normalize_before"] = config["model_type"] == "mbart"
+        found[f"{side}_normalize_before"] = config["model_type"] in PRE_NORM
     return found
 
 
@@ -84,7 +92,7 @@ def convert(weights: Weights, config: dict[str, Any]) -> NamedTensors:
         yield name, weights.take(name, *shape)
     for side in ATTENTIONS:
         yield f"{side}.version", torch.tensor([VERSION], dtype=weights.dtype)
-    weights.check_all_taken(unneeded=r"(en|de)coder\.version")
+    weights.check_all_taken(unneeded=r"(en|de)coder\.(version|embed_positions\.weights)")
 
 
 def shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -99,8 +107,9 @@ def shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         found[f"{name}.weight"], found[f"{name}.bias"] = (outputs, inputs), (outputs,)
 
     for side, attentions in ATTENTIONS.items():
-        found[f"{side}.embed_positions.weight"] = (config["max_position_embeddings"] + POSITION_OFFSET, width)
-        norm(f"{side}.layernorm_embedding")
+        if config["model_type"] != "m2m_100":
+            found[f"{side}.embed_positions.weight"] = (config["max_position_embeddings"] + POSITION_OFFSET, width)
+            norm(f"{side}.layernorm_embedding")
         inner = config[f"{side}_ffn_dim"]
         for number in range(config[f"{side}_layers"]):
             layer = f"{side}.layers.{number}"
@@ -111,7 +120,7 @@ def shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
             linear(f"{layer}.fc1", width, inner)
             linear(f"{layer}.fc2", inner, width)
             norm(f"{layer}.final_layer_norm")
-        if config["model_type"] == "mbart":
+        if config["model_type"] in PRE_NORM:
             norm(f"{side}.layer_norm")
     return found
 

@@ -14,8 +14,11 @@ from fairseq_el.checkpoints.huggingface import bart, gpt2, reading, vocabularies
 from fairseq_el.checkpoints.huggingface.weights import ConvertedWeights, Weights
 from fairseq_el.errors import UserError
 
-KINDS = {"bart": bart, "mbart": bart, "gpt2": gpt2}  # by `model_type`
-ARCHITECTURES = {"bart": "bart_large", "mbart": "mbart_large", "gpt2": "transformer_lm_gpt"}
+KINDS = {"bart": bart, "mbart": bart, "m2m_100": bart, "gpt2": gpt2}  # by `model_type`; NLLB's is m2m_100, too
+ARCHITECTURES = {
+    "bart": "bart_large", "mbart": "mbart_large", "m2m_100": "transformer_wmt_en_de_big",
+    "gpt2": "transformer_lm_gpt",
+}  # fmt: skip
 
 
 def is_huggingface(path: Path) -> bool:
@@ -23,7 +26,8 @@ def is_huggingface(path: Path) -> bool:
 
 
 class HuggingFaceFolder:
-    """A BART, mBART or GPT-2. What is wrong with its files is said by a `UserError`, when they are needed."""
+    """A BART, mBART, M2M-100, NLLB or GPT-2. What is wrong with its files is said by a `UserError`, when they are
+    needed."""
 
     def __init__(self, path: Path, tokenizer: Path | None = None):
         """tokenizer: the folder of the tokenizer's files, or its one file, if not in the same folder."""
@@ -54,7 +58,16 @@ class HuggingFaceFolder:
     def files(self) -> list[Path]:
         """All that the output depends on."""
         settings = [self.path / name for name in (reading.CONFIG, "generation_config.json", "tokenizer_config.json")]
-        return [*filter(Path.is_file, settings), *self.weight_files(), *self.tokenizer]
+        vocabularies = [self._beside_tokenizer(name) for name in (reading.VOCABULARY, reading.TOKENIZER)]
+        tokenizer = dict.fromkeys([*self.tokenizer, *(vocabularies if self.is_multilingual else ())])
+        return [*filter(Path.is_file, settings), *self.weight_files(), *filter(Path.is_file, tokenizer)]
+
+    @property
+    def is_multilingual(self) -> bool:
+        return self.kind in reading.MULTILINGUAL
+
+    def _beside_tokenizer(self, name: str) -> Path:
+        return self.tokenizer[0].parent / name
 
     def _read_if_present(self, name: str) -> dict[str, Any]:
         path = self.path / name
@@ -73,8 +86,8 @@ class HuggingFaceFolder:
     def symbols(self) -> list[str]:
         """fairseq's dictionary without the special symbols."""
         rows = self.config["vocab_size"]
-        if self.kind == "mbart":
-            symbols = vocabularies.mbart_symbols(self._mbart_vocabulary(rows), rows)
+        if self.is_multilingual:
+            symbols = vocabularies.multilingual_symbols(self.kind, self._multilingual_vocabulary(rows), rows)
         elif self.kind == "gpt2":
             symbols = vocabularies.gpt2_symbols(self.bpe[0], rows, gpt2.end_of_text(self.config))
         else:
@@ -83,11 +96,16 @@ class HuggingFaceFolder:
             raise UserError(f"{self.tokenizer[0]} has a token twice: copy or download it again")
         return symbols
 
-    def _mbart_vocabulary(self, rows: int) -> dict[str, int]:
-        combined = self.tokenizer[0].parent / reading.TOKENIZER
+    def _multilingual_vocabulary(self, rows: int) -> dict[str, int]:
+        combined, pieces = map(self._beside_tokenizer, (reading.TOKENIZER, reading.VOCABULARY))
         if combined.is_file():
-            return reading.read_unigram(combined)
-        return vocabularies.mbart_vocabulary(self.tokenizer[0], rows)
+            return reading.read_pieces(combined)
+        if not pieces.is_file():
+            return vocabularies.sentencepiece_vocabulary(self.kind, self.tokenizer[0], rows)
+        is_wmt21 = self._read_if_present("tokenizer_config.json").get("language_codes") == "wmt21"
+        languages = vocabularies.WMT21_LANGUAGES if is_wmt21 else vocabularies.M2M100_LANGUAGES
+        vocabulary = reading.checked_vocabulary(reading.read_json(pieces), pieces)
+        return vocabularies.m2m100_vocabulary(vocabulary, pieces, languages, rows)
 
     # --- the model
 
@@ -132,16 +150,23 @@ class HuggingFaceFolder:
             return {**sides, "source_format": "<s> {text} </s>", "target_start": f"</s> {forced}" if forced else "</s>"}
         tokenizer = self._read_if_present("tokenizer_config.json")
         first = self._symbol(config.get("decoder_start_token_id"))
-        targets = map(self._language, (forced, first, f"[{tokenizer.get('tgt_lang')}]"))
+        source, target = (
+            self._language(vocabularies.language_symbol(self.kind, str(tokenizer.get(name))))
+            for name in ("src_lang", "tgt_lang")
+        )
         languages = {
-            "source_lang": self._language(f"[{tokenizer.get('src_lang')}]"),
-            "target_lang": next(filter(None, targets), None),
+            "source_lang": source,
+            "target_lang": next(filter(None, (self._language(forced), self._language(first), target)), None),
         }
-        starts_with_end = first == "</s>"
-        is_mbart50 = str(tokenizer.get("tokenizer_class", "MBart50" if starts_with_end else "")).startswith("MBart50")
+        starts_with_end = self.kind == "m2m_100" or first == "</s>"
+        if self.kind == "m2m_100":
+            has_prefix = not tokenizer.get("legacy_behaviour", False)  # an option of NLLB
+        else:
+            kind = str(tokenizer.get("tokenizer_class", "MBart50" if starts_with_end else ""))
+            has_prefix = kind.startswith("MBart50")
         return {
             **languages,
-            "source_format": "{source_lang} {text} </s>" if is_mbart50 else "{text} </s> {source_lang}",
+            "source_format": "{source_lang} {text} </s>" if has_prefix else "{text} </s> {source_lang}",
             "target_start": "</s> {target_lang}" if starts_with_end else "{target_lang}",
         }
 
@@ -151,5 +176,4 @@ class HuggingFaceFolder:
 
     def _language(self, symbol: str | None) -> str | None:
         """The language that a symbol of the dictionary stands for."""
-        code = (symbol or "")[1:-1]
-        return code if symbol in self.symbols and vocabularies.LANGUAGE.fullmatch(code) else None
+        return vocabularies.code_of(symbol) if symbol in self.symbols else None

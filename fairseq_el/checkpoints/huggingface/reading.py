@@ -17,7 +17,10 @@ Merges = list[tuple[str, str]]
 
 CONFIG = "config.json"
 BPE_FILES = ("vocab.json", "merges.txt")
+VOCABULARY = BPE_FILES[0]
 SENTENCEPIECE = "sentencepiece.bpe.model"
+MULTILINGUAL = ("mbart", "m2m_100")
+"""Types of models (`model_type`) with SentencePiece and codes of languages."""
 TOKENIZER = "tokenizer.json"
 
 
@@ -50,7 +53,7 @@ def find_tokenizer(folder: Path, kind: str) -> tuple[Path, ...]:
     """
     if folder.is_file():
         return (folder,)
-    names = (SENTENCEPIECE,) if kind == "mbart" else BPE_FILES
+    names = (SENTENCEPIECE,) if kind in MULTILINGUAL else BPE_FILES
     files = tuple(folder / name for name in names)
     if not any(file.is_file() for file in files) and (folder / TOKENIZER).is_file():
         return (folder / TOKENIZER,)
@@ -72,10 +75,13 @@ def read_bpe(files: tuple[Path, ...]) -> tuple[dict[str, int], Merges]:
     return checked_vocabulary({**model["vocab"], **added}, files[0]), [as_pair(pair, files[0]) for pair in pairs]
 
 
-def read_unigram(path: Path) -> dict[str, int]:
-    """Indices of the tokens in the tokenizer.json of a SentencePiece model."""
+def read_pieces(path: Path) -> dict[str, int]:
+    """Indices of the tokens in the tokenizer.json of a SentencePiece model, of either kind: unigram, as mBART's, or
+    byte-pair encoding, as NLLB's."""
     model, added = read_tokenizer(path)
     pieces = model.get("vocab")
+    if isinstance(pieces, dict):
+        return checked_vocabulary(pieces | added, path)
     if not isinstance(pieces, list) or not all(isinstance(piece, list) and len(piece) == 2 for piece in pieces):
         raise UserError(f"{path} is not of SentencePiece, as those of mBART are: use the model's own")
     return checked_vocabulary({piece: index for index, (piece, _) in enumerate(pieces)} | added, path)

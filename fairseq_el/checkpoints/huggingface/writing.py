@@ -21,21 +21,27 @@ VERSION_LINE = "#version: 0.2"  # the first of a file of merges
 
 def write_fairseq(folder: HuggingFaceFolder, weights: dict[str, Tensor], output: Path) -> Path:
     """The checkpoint last: without it the folder is not a model."""
-    symbols, cfg = folder.symbols, folder.configuration()  # first, as they may be refused
+    cfg = folder.configuration()  # first, as it may be refused
+    write_vocabulary(folder, output)
+    path = output / "model.pt"
+    with atomic_file(path) as file:
+        torch.save(untrained(current_state(cfg, weights)), file)
+    return path
+
+
+def write_vocabulary(folder: HuggingFaceFolder, output: Path) -> None:
+    """The dictionaries, and the files of the tokenizer."""
+    symbols, cfg = folder.symbols, folder.configuration()
     output.mkdir(parents=True, exist_ok=True)
     sides = [cfg.task.source_lang, cfg.task.target_lang] if folder.task == "translation" else []
     write_dictionaries(output, symbols, filter(None, sides))
-    if folder.kind == "mbart":
+    if folder.is_multilingual:
         for tokenizer in folder.tokenizer:
             shutil.copyfile(tokenizer, output / tokenizer.name)
     else:
         encoder, merges = folder.bpe
         write_json(output / "encoder.json", encoder)
         write_merges(output / "vocab.bpe", merges)
-    path = output / "model.pt"
-    with atomic_file(path) as file:
-        torch.save(untrained(current_state(cfg, weights)), file)
-    return path
 
 
 def untrained(state: dict[str, Any]) -> dict[str, Any]:

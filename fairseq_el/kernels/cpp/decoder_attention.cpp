@@ -2,111 +2,158 @@
 // because they repack the keys for a handful of rows. Here keys and values are read once, in memory order, at the speed
 // of memory.
 //
-// One softmax over two kinds of keys, either of which may be missing:
+// One softmax over two kinds of keys, either of which may be missing, in single or half precision:
 //   prefix: [b, h, d_k, n], the source or prompt that all rows of a sentence share, from `begin` to `end`
 //   slots:  [b, h, capacity, d_k], generated tokens; a row attends to the slots where its `beam_mask` is 0
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
+#include <type_traits>
 #include <vector>
 
 #include "vec.h"
 
-constexpr int ROWS = 4;  // queries that share one pass over the keys; more would not fit in registers
+constexpr int ROWS = 4;                       // queries that share one pass over the keys
+constexpr int VECTORS = WIDTH == 16 ? 4 : 2;  // of scores, or of sums, that each query has in registers
 
+// Brings keys or values to the L2 cache in memory order, some lines at a time, while others are computed with.
+class Prefetch {
+    const char *at = nullptr, *row_end = nullptr;
+    int64_t row_bytes = 0, stride = 0;
+
+public:
+    Prefetch() = default;
+    template <class Number>
+    Prefetch(const Number* rows, int64_t length, int64_t stride)
+        : at(reinterpret_cast<const char*>(rows)), row_end(reinterpret_cast<const char*>(rows + length)),
+          row_bytes(length * sizeof(Number)), stride(stride * sizeof(Number)) {}
+
+    void lines(int count) {  // may run past the last row: a prefetch doesn't fault
+        for (int i = 0; i < count; i++) {
+            __builtin_prefetch(at, 0, 2);
+            at += 64;
+            const bool row_ends = at >= row_end;
+            at = row_ends ? row_end - row_bytes + stride : at;
+            row_end += row_ends ? stride : 0;
+        }
+    }
+};
+
+template <class Number>
 struct HeadCache {  // keys and values of one head of one sentence
-    const float *keys, *values;  // of the prefix, at position `begin`; the d_k rows are `stride` apart
+    const Number *keys, *values;  // of the prefix, at position `begin`; the d_k rows are `stride` apart
     int64_t stride;
     int length;
-    const float *slot_keys, *slot_values;  // [capacity, d_k]
-    const uint8_t* beam_mask;              // of the first query; rows are `mask_stride` apart
+    const Number *slot_keys, *slot_values;  // [capacity, d_k]
+    const uint8_t* beam_mask;               // of the first query; rows are `mask_stride` apart
     int64_t mask_stride;
     int used;
     int d_k;
     float scale;
 };
 
-// scores[r][j] = scale * q[r] . keys[:, j]
-template <int R>
-static void score_prefix(const HeadCache& cache, const float* q, int64_t q_stride, float* scores, int64_t row_size) {
-    for (int r = 0; r < R; r++) std::memset(scores + r * row_size, 0, sizeof(float) * cache.length);
-    for (int c = 0; c < cache.d_k; c += 4) {
-        const float* k[4];
-        float w[R][4];
-        for (int i = 0; i < 4; i++) {
-            k[i] = cache.keys + (c + i) * cache.stride;
-            for (int r = 0; r < R; r++) w[r][i] = q[r * q_stride + c + i] * cache.scale;
-        }
-        int j = 0;
-        for (; j + WIDTH <= cache.length; j += WIDTH) {
-            Vec a = load(k[0] + j), b = load(k[1] + j), d = load(k[2] + j), e = load(k[3] + j);
-            if (j % LINE == 0)  // a cache line ahead, in the next four rows
-                for (int i = 0; i < 4; i++) __builtin_prefetch(k[i] + 4 * cache.stride + j);
-            for (int r = 0; r < R; r++) {
-                float* to = scores + r * row_size + j;
-                store(to, load(to) + a * w[r][0] + b * w[r][1] + d * w[r][2] + e * w[r][3]);
-            }
-        }
-        for (; j < cache.length; j++)
-            for (int r = 0; r < R; r++)
-                for (int i = 0; i < 4; i++) scores[r * row_size + j] += k[i][j] * w[r][i];
-    }
-}
-
-// out[r][c] = sum over j of weights[r][j] * values[c][j]
-template <int R>
-static void sum_prefix(const HeadCache& cache, const float* weights, int64_t row_size, float* out, int64_t out_stride) {
-    for (int c = 0; c < cache.d_k; c += 2) {
-        const float *v = cache.values + c * cache.stride, *w = v + cache.stride;
-        Vec x[R] = {}, y[R] = {};
-        int j = 0;
-        for (; j + WIDTH <= cache.length; j += WIDTH) {
-            Vec a = load(v + j), b = load(w + j);
-            if (j % LINE == 0) {
-                __builtin_prefetch(v + 4 * cache.stride + j);
-                __builtin_prefetch(w + 4 * cache.stride + j);
-            }
-            for (int r = 0; r < R; r++) {
-                Vec p = load(weights + r * row_size + j);
-                x[r] += p * a;
-                y[r] += p * b;
-            }
-        }
+// scores[r][j] = scale * q[r] . keys[:, j] for V vectors of positions from j on, summed in registers.
+template <int R, int V, class Number>
+static void score_block(const HeadCache<Number>& cache, const float* q, int64_t q_stride, float* scores,
+                        int64_t row_size, int j, Prefetch& next) {
+    Vec sums[R][V] = {};
+    const Number* key = cache.keys + j;
+    for (int c = 0; c < cache.d_k; c++, key += cache.stride) {
+        next.lines(V * WIDTH * sizeof(Number) / 64);
+        Vec k[V];
+        for (int v = 0; v < V; v++) k[v] = to_float(key + v * WIDTH);
         for (int r = 0; r < R; r++) {
-            float first = sum(x[r]), second = sum(y[r]);
-            for (int i = j; i < cache.length; i++) {
-                first += weights[r * row_size + i] * v[i];
-                second += weights[r * row_size + i] * w[i];
-            }
-            out[r * out_stride + c] = first;
-            out[r * out_stride + c + 1] = second;
+            const Vec input = broadcast(q[r * q_stride + c]);
+            for (int v = 0; v < V; v++) sums[r][v] += input * k[v];
         }
     }
+    for (int r = 0; r < R; r++)
+        for (int v = 0; v < V; v++) store(scores + r * row_size + j + v * WIDTH, sums[r][v] * cache.scale);
 }
 
-static void score_slots(const HeadCache& cache, const float* q, const int* visible, int count, float* scores) {
+// The last positions may be scored twice, so that all are scored in whole vectors.
+template <int R, class Number>
+static void score_prefix(const HeadCache<Number>& cache, const float* q, int64_t q_stride, float* scores,
+                         int64_t row_size, Prefetch& next) {
+    int j = 0;
+    for (; j + VECTORS * WIDTH <= cache.length; j += VECTORS * WIDTH)
+        score_block<R, VECTORS>(cache, q, q_stride, scores, row_size, j, next);
+    for (; j + WIDTH <= cache.length; j += WIDTH) score_block<R, 1>(cache, q, q_stride, scores, row_size, j, next);
+    if (j < cache.length && cache.length >= WIDTH)
+        return score_block<R, 1>(cache, q, q_stride, scores, row_size, cache.length - WIDTH, next);
+    for (; j < cache.length; j++)
+        for (int r = 0; r < R; r++) {
+            float total = 0;
+            for (int c = 0; c < cache.d_k; c++) total += q[r * q_stride + c] * to_float(cache.keys[c * cache.stride + j]);
+            scores[r * row_size + j] = total * cache.scale;
+        }
+}
+
+// out[r][c] = sum over j of weights[r][j] * values[c][j], for V rows of values from c on
+template <int R, int V, class Number>
+static void sum_rows(const HeadCache<Number>& cache, const float* weights, int64_t row_size, int c, float* out,
+                     int64_t out_stride, Prefetch& next) {
+    const Number* values = cache.values + c * cache.stride;
+    Vec sums[R][V] = {};
+    int j = 0;
+    for (; j + WIDTH <= cache.length; j += WIDTH) {
+        Vec value[V];
+        for (int v = 0; v < V; v++) value[v] = to_float(values + v * cache.stride + j);
+        next.lines(V * WIDTH * sizeof(Number) / 64);
+        for (int r = 0; r < R; r++) {
+            Vec weight = load(weights + r * row_size + j);
+            keep_in_register(weight);
+            for (int v = 0; v < V; v++) sums[r][v] += weight * value[v];
+        }
+    }
+    for (int r = 0; r < R; r++)
+        for (int v = 0; v < V; v++) {
+            float total = sum(sums[r][v]);
+            for (int i = j; i < cache.length; i++)
+                total += weights[r * row_size + i] * to_float(values[v * cache.stride + i]);
+            out[r * out_stride + c + v] = total;
+        }
+}
+
+template <int R, class Number>
+static void sum_prefix(const HeadCache<Number>& cache, const float* weights, int64_t row_size, float* out,
+                       int64_t out_stride, Prefetch& next) {
+    for (int c = 0; c < cache.d_k; c += VECTORS)
+        sum_rows<R, VECTORS>(cache, weights, row_size, c, out, out_stride, next);
+}
+
+template <class Number>
+static void score_slots(const HeadCache<Number>& cache, const float* q, const int* visible, int count, float* scores) {
     for (int i = 0; i < count; i++) {
-        const float* key = cache.slot_keys + (int64_t)visible[i] * cache.d_k;
+        const Number* key = cache.slot_keys + (int64_t)visible[i] * cache.d_k;
         Vec dot = {};
-        for (int c = 0; c < cache.d_k; c += WIDTH) dot += load(q + c) * load(key + c);
+        for (int c = 0; c < cache.d_k; c += WIDTH) dot += load(q + c) * to_float(key + c);
         scores[i] = sum(dot) * cache.scale;
     }
 }
 
-static void sum_slots(const HeadCache& cache, const float* weights, const int* visible, int count, float* out) {
+template <class Number>
+static void sum_slots(const HeadCache<Number>& cache, const float* weights, const int* visible, int count, float* out) {
     for (int i = 0; i < count; i++) {
-        const float* value = cache.slot_values + (int64_t)visible[i] * cache.d_k;
-        for (int c = 0; c < cache.d_k; c += WIDTH) store(out + c, load(out + c) + load(value + c) * weights[i]);
+        const Number* value = cache.slot_values + (int64_t)visible[i] * cache.d_k;
+        for (int c = 0; c < cache.d_k; c += WIDTH) store(out + c, load(out + c) + to_float(value + c) * weights[i]);
     }
 }
 
 static void softmax(float* scores, int count) {
     float max = -INFINITY;
-    for (int j = 0; j < count; j++) max = scores[j] > max ? scores[j] : max;
-    Vec sums = {};
     int j = 0;
-    for (; j + WIDTH <= count; j += WIDTH) {
+    if (count >= WIDTH) {
+        Vec most = load(scores);
+        for (j = WIDTH; j + WIDTH <= count; j += WIDTH) {
+            const Vec x = load(scores + j);
+            most = x > most ? x : most;
+        }
+        for (int i = 0; i < WIDTH; i++) max = most[i] > max ? most[i] : max;
+    }
+    for (; j < count; j++) max = scores[j] > max ? scores[j] : max;
+    Vec sums = {};
+    for (j = 0; j + WIDTH <= count; j += WIDTH) {
         Vec e = exponential(load(scores + j) - max);
         store(scores + j, e);
         sums += e;
@@ -118,10 +165,11 @@ static void softmax(float* scores, int count) {
 }
 
 // scores and visible: scratch space, R rows of row_size
-template <int R>
-static void attend_rows(const HeadCache& cache, const float* q, float* out, int64_t stride, float* scores, int* visible,
-                        int64_t row_size) {
-    score_prefix<R>(cache, q, stride, scores, row_size);
+template <int R, class Number>
+static void attend_rows(const HeadCache<Number>& cache, const float* q, int64_t q_stride, float* out,
+                        int64_t out_stride, float* scores, int* visible, int64_t row_size, Prefetch next) {
+    Prefetch own_values(cache.values, cache.length, cache.stride);
+    score_prefix<R>(cache, q, q_stride, scores, row_size, own_values);
     int count[R];
     for (int r = 0; r < R; r++) {
         const uint8_t* mask = cache.beam_mask + r * cache.mask_stride;
@@ -130,41 +178,93 @@ static void attend_rows(const HeadCache& cache, const float* q, float* out, int6
             visible[r * row_size + count[r]] = slot;
             count[r] += !mask[slot];
         }
-        score_slots(cache, q + r * stride, visible + r * row_size, count[r], scores + r * row_size + cache.length);
+        score_slots(cache, q + r * q_stride, visible + r * row_size, count[r], scores + r * row_size + cache.length);
         softmax(scores + r * row_size, cache.length + count[r]);
     }
-    sum_prefix<R>(cache, scores, row_size, out, stride);
+    sum_prefix<R>(cache, scores, row_size, out, out_stride, next);
     for (int r = 0; r < R; r++)
-        sum_slots(cache, scores + r * row_size + cache.length, visible + r * row_size, count[r], out + r * stride);
+        sum_slots(cache, scores + r * row_size + cache.length, visible + r * row_size, count[r], out + r * out_stride);
 }
 
-// queries and out: [b, rows, h * d_k]; begin and end: [b]; beam_mask: [b, rows, capacity]; `used` slots are filled
-extern "C" void fairseq_el_decoder_attention(const float* queries, float* out, int64_t b, int64_t rows, int64_t h,
-                                             int64_t d_k, float scale, const float* keys, const float* values,
-                                             int64_t n, const int64_t* begin, const int64_t* end,
-                                             const float* slot_keys, const float* slot_values,
-                                             const uint8_t* beam_mask, int64_t capacity, int64_t used) {
-    const int64_t d = h * d_k, row_size = (n + used + 15) / 16 * 16 + 16;
+template <class Number>
+struct Batch {  // the arguments of fairseq_el_decoder_attention
+    const float* queries;
+    int64_t q_stride;
+    float* out;
+    int64_t b, rows, h, d_k;
+    float scale;
+    const Number *keys, *values;
+    int64_t n;
+    const int64_t *begin, *end;
+    const Number *slot_keys, *slot_values;
+    const uint8_t* beam_mask;
+    int64_t capacity, used;
+
+    int64_t length(int64_t head) const { return n ? end[head / h] - begin[head / h] : 0; }
+    int64_t first_key(int64_t head) const { return head * d_k * n + (n ? begin[head / h] : 0); }
+
+    HeadCache<Number> cache(int64_t head, int64_t row) const {
+        const int64_t slot = head * capacity * d_k;
+        return {keys + first_key(head), values + first_key(head), n, (int)length(head), slot_keys + slot,
+                slot_values + slot, beam_mask + (head / h * rows + row) * capacity, capacity, (int)used, (int)d_k, scale};
+    }
+    Prefetch keys_of(int64_t head) const { return Prefetch(keys + first_key(head), length(head), n); }
+};
+
+template <class Number>
+static void attend_head(const Batch<Number>& batch, int64_t head, float* scores, int* visible, int64_t row_size,
+                        Prefetch next) {
+    for (int64_t row = 0; row < batch.rows; row += ROWS) {
+        const HeadCache<Number> cache = batch.cache(head, row);
+        const int64_t at = head / batch.h * batch.rows + row, column = head % batch.h * batch.d_k;
+        const float* q = batch.queries + at * batch.q_stride + column;
+        float* out = batch.out + at * batch.h * batch.d_k + column;
+        auto attend = [&](auto count) {
+            attend_rows<count()>(cache, q, batch.q_stride, out, batch.h * batch.d_k, scores, visible, row_size, next);
+        };
+        switch (std::min<int64_t>(ROWS, batch.rows - row)) {
+            case 1: attend(std::integral_constant<int, 1>()); break;
+            case 2: attend(std::integral_constant<int, 2>()); break;
+            case 3: attend(std::integral_constant<int, 3>()); break;
+            default: attend(std::integral_constant<int, 4>());
+        }
+    }
+}
+
+template <class Number>
+static void attend_all(const Batch<Number>& batch) {
+    const int64_t heads = batch.b * batch.h, row_size = (batch.n + batch.used + 15) / 16 * 16 + 16;
+    int64_t claimed = 0;
 #pragma omp parallel
     {
         std::vector<float> scores(ROWS * row_size);
-        std::vector<int> ids(ROWS * row_size);
-#pragma omp for schedule(dynamic)
-        for (int64_t unit = 0; unit < b * h; unit++) {
-            const int64_t i = unit / h, head = unit % h;
-            const int64_t first = n ? begin[i] : 0, prefix = unit * d_k * n + first, slot = unit * capacity * d_k;
-            for (int64_t row = 0; row < rows; row += ROWS) {
-                const HeadCache cache = {keys + prefix, values + prefix, n, n ? (int)(end[i] - first) : 0,
-                                         slot_keys + slot, slot_values + slot, beam_mask + (i * rows + row) * capacity,
-                                         capacity, (int)used, (int)d_k, scale};
-                const int64_t at = (i * rows + row) * d + head * d_k;
-                switch (std::min<int64_t>(ROWS, rows - row)) {
-                    case 1: attend_rows<1>(cache, queries + at, out + at, d, scores.data(), ids.data(), row_size); break;
-                    case 2: attend_rows<2>(cache, queries + at, out + at, d, scores.data(), ids.data(), row_size); break;
-                    case 3: attend_rows<3>(cache, queries + at, out + at, d, scores.data(), ids.data(), row_size); break;
-                    default: attend_rows<4>(cache, queries + at, out + at, d, scores.data(), ids.data(), row_size);
-                }
-            }
+        std::vector<int> visible(ROWS * row_size);
+        auto claim = [&] {  // one head ahead of the work, to prefetch its keys
+            int64_t mine;
+#pragma omp atomic capture
+            mine = claimed++;
+            return mine;
+        };
+        for (int64_t head = claim(), next; head < heads; head = next) {
+            next = claim();
+            attend_head(batch, head, scores.data(), visible.data(), row_size, batch.keys_of(std::min(next, heads - 1)));
         }
     }
+}
+
+// queries: [b, rows, h * d_k], rows q_stride apart; out: [b, rows, h * d_k]; begin and end: [b]; beam_mask: [b, rows,
+// capacity]; `used` slots are filled; half: whether keys and values are in half precision, else single
+extern "C" void fairseq_el_decoder_attention(const float* queries, int64_t q_stride, float* out, int64_t b,
+                                             int64_t rows, int64_t h, int64_t d_k, float scale, const void* keys,
+                                             const void* values, int64_t n, const int64_t* begin, const int64_t* end,
+                                             const void* slot_keys, const void* slot_values, const uint8_t* beam_mask,
+                                             int64_t capacity, int64_t used, int64_t half) {
+    auto attend_to = [&](auto* type) {
+        typedef decltype(type) Numbers;
+        typedef std::remove_const_t<std::remove_pointer_t<Numbers>> Number;
+        attend_all(Batch<Number>{queries, q_stride, out, b, rows, h, d_k, scale, static_cast<Numbers>(keys),
+                                 static_cast<Numbers>(values), n, begin, end, static_cast<Numbers>(slot_keys),
+                                 static_cast<Numbers>(slot_values), beam_mask, capacity, used});
+    };
+    half ? attend_to(static_cast<const Half*>(nullptr)) : attend_to(static_cast<const float*>(nullptr));
 }

@@ -4,6 +4,9 @@
 
 #include <cstring>
 
+#ifdef __AVX512BF16__
+#include "bf16_attention.h"
+#endif
 #include "online_softmax.h"
 
 constexpr int BLOCK = 64;  // positions whose weights stay in the L1 cache, beside queries and sums
@@ -27,10 +30,8 @@ static int64_t attend_from(int64_t first, const Head& head, QueryTile<V, BLOCK>&
     return first + count;
 }
 
-// projected: [tokens, 3, h, d_k], queries, keys and values, d_k a multiple of 16; out: [tokens, h, d_k]; starts:
-// [sentences + 1], the first token of each sentence, and the number of tokens
-extern "C" void fairseq_el_varlen_attention(const float* projected, float* out, const int64_t* starts,
-                                            int64_t sentences, int64_t h, int64_t d_k, float scale) {
+static void attend_in_single(const float* projected, float* out, const int64_t* starts, int64_t sentences, int64_t h,
+                             int64_t d_k, float scale) {
     const int64_t d = h * d_k, stride = 3 * d;
     int64_t longest = 0;
     for (int64_t i = 0; i < sentences; i++) longest = std::max(longest, starts[i + 1] - starts[i]);
@@ -51,4 +52,33 @@ extern "C" void fairseq_el_varlen_attention(const float* projected, float* out, 
                                           : attend_from(first, head, few, scale);
         }
     }
+}
+
+#ifdef __AVX512BF16__
+static void attend_in_bf16(const float* projected, float* out, const int64_t* starts, int64_t sentences, int64_t h,
+                           int64_t d_k, float scale) {
+    const int64_t d = h * d_k;
+#pragma omp parallel
+    {
+        BFloat16Head head(d_k);
+#pragma omp for schedule(dynamic)
+        for (int64_t unit = 0; unit < sentences * h; unit++) {
+            const int64_t start = starts[unit / h], at = unit % h * d_k;
+            head.attend(projected + start * 3 * d + at, d, 3 * d, starts[unit / h + 1] - start, scale,
+                        out + start * d + at, d);
+        }
+    }
+}
+#endif
+
+// projected: [tokens, 3, h, d_k], queries, keys and values, d_k a multiple of 16; out: [tokens, h, d_k]; starts:
+// [sentences + 1], the first token of each sentence, and the number of tokens; low_precision: whether products may be
+// in bfloat16, as they are on CPUs with such instructions
+extern "C" void fairseq_el_varlen_attention(const float* projected, float* out, const int64_t* starts,
+                                            int64_t sentences, int64_t h, int64_t d_k, float scale,
+                                            int64_t low_precision) {
+#ifdef __AVX512BF16__
+    if (low_precision) return attend_in_bf16(projected, out, starts, sentences, h, d_k, scale);
+#endif
+    attend_in_single(projected, out, starts, sentences, h, d_k, scale);
 }

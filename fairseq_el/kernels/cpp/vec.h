@@ -19,6 +19,7 @@ typedef int32_t IntVec __attribute__((vector_size(4 * WIDTH), aligned(4), may_al
 
 static inline Vec load(const float* p) { return *reinterpret_cast<const Vec*>(p); }
 static inline void store(float* p, Vec v) { *reinterpret_cast<Vec*>(p) = v; }
+static inline void store_number(float* p, Vec v) { store(p, v); }
 static inline Vec broadcast(float x) { return x - Vec{}; }
 
 struct Half {  // a number in half precision
@@ -36,6 +37,39 @@ static inline Vec to_float(const Half* p) {
     for (int i = 0; i < WIDTH; i++) bits[i] = p[i].bits;
     const Vec magnitude = reinterpret_cast<Vec>((bits & 0x7fff) << 13) * 0x1p112f;
     return reinterpret_cast<Vec>(reinterpret_cast<IntVec>(magnitude) | (bits & 0x8000) << 16);
+#endif
+}
+
+static inline float to_float(float x) { return x; }
+static inline float to_float(Half x) {
+#ifdef __F16C__
+    return _cvtsh_ss(x.bits);
+#else
+    Half lanes[WIDTH] = {x};
+    return to_float(lanes)[0];
+#endif
+}
+
+// To half precision, ties to even. Numbers that are too large become the largest one: an infinity would turn into NaN.
+static inline void store_number(Half* to, Vec x) {
+    const Vec most = broadcast(65504.0f);
+    x = x > most ? most : x < -most ? -most : x;
+#if defined(__AVX512F__)
+    const __m256i bits = _mm512_cvtps_ph(reinterpret_cast<__m512>(x), _MM_FROUND_TO_NEAREST_INT);
+    __builtin_memcpy(to, &bits, sizeof bits);
+#elif defined(__F16C__)
+    const __m128i bits = _mm256_cvtps_ph(reinterpret_cast<__m256>(x), _MM_FROUND_TO_NEAREST_INT);
+    __builtin_memcpy(to, &bits, sizeof bits);
+#else  // adding a number so large that the sum keeps ten bits of the magnitude rounds it
+    const IntVec bits = reinterpret_cast<IntVec>(x), sign = bits & INT32_MIN;
+    const Vec size = reinterpret_cast<Vec>(bits ^ sign);
+    const IntVec exponent = reinterpret_cast<IntVec>(size) & 0x7f800000;
+    const IntVec least = exponent > 0x38800000 ? exponent : 0x38800000 + IntVec{};  // of normal numbers
+    const Vec large = reinterpret_cast<Vec>(least + (13 << 23));
+    const Vec rounded = (size + large) - large;
+    const IntVec scaled = reinterpret_cast<IntVec>(rounded * 0x1p-112f) >> 13;
+    for (int i = 0; i < WIDTH; i++)
+        to[i].bits = x[i] == x[i] ? static_cast<uint16_t>(scaled[i] | (static_cast<uint32_t>(sign[i]) >> 16)) : 0x7e00;
 #endif
 }
 
