@@ -52,7 +52,7 @@ clean:
 	@find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
 distclean: clean
-	@rm -rf $(VENV)
+	@rm -rf $(VENV) fairseq_el/kernels/prebuilt
 
 # $(call pip,MESSAGE,ARGUMENTS): runs pip install with its output in the log, and prints a dot every 10 seconds. When pip
 # fails, prints the end of the log. The trap stops the dots however this ends.
@@ -103,6 +103,6 @@ $(STAMPS)/triton: $(STAMPS)/torch
 	$(call pip,'Triton for the tests: a large download',$(call locked,triton))
 	@touch $@
 
-$(STAMPS)/package: $(STAMPS)/fairseq setup.py pyproject.toml
-	$(call pip,'[4/4] fairseq_el',--no-build-isolation --no-deps -e .)
+$(STAMPS)/package: $(STAMPS)/fairseq setup.py pyproject.toml $(wildcard fairseq_el/kernels/cpp/*)
+	$(call pip,'[4/4] fairseq_el: compiles its kernels',--no-build-isolation --no-deps -e .)
 	@touch $@

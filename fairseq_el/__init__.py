@@ -12,15 +12,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fairseq_el.generation.generator import ELSequenceGenerator
     from fairseq_el.jobs.summarizer import Summarizer
+    from fairseq_el.jobs.translator import Translator
     from fairseq_el.plugin.accelerate import accelerate
 
 __version__ = "0.2.0"
 HOMES = {
     "ELSequenceGenerator": "fairseq_el.generation.generator",
     "Summarizer": "fairseq_el.jobs.summarizer",
+    "Translator": "fairseq_el.jobs.translator",
     "accelerate": "fairseq_el.plugin.accelerate",
 }
-__all__ = ["ELSequenceGenerator", "Summarizer", "__version__", "accelerate"]
+__all__ = ["ELSequenceGenerator", "Summarizer", "Translator", "__version__", "accelerate"]
 
 
 def __getattr__(name: str) -> object:

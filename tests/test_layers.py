@@ -11,7 +11,7 @@ from helpers import ROOT
 # Low to high. A module may import its own layer and the ones before it.
 LAYERS = [
     "errors", "heap", "resources", "lazy_import", "kernels", "checkpoints", "models", "generation", "text", "plugin",
-    "jobs", "__init__", "cli", "__main__",
+    "jobs", "serve", "__init__", "cli", "__main__",
 ]  # fmt: skip
 PACKAGE = ROOT / "fairseq_el"
 

@@ -1,6 +1,8 @@
 """The package installs as a wheel and as an editable install, works from any folder, and declares what it needs."""
 
+import json
 import os
+import platform
 import re
 import shlex
 import shutil
@@ -20,6 +22,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import fairseq_el
+from fairseq_el.kernels import build, compiler
 from fairseq_el.lazy_import import INSTALL_FAIRSEQ
 from helpers import DEMO, ROOT, TEXTS, run_command
 
@@ -42,8 +45,8 @@ def tree(tmp_path_factory) -> Path:
 def sdist(tree, tmp_path_factory) -> Path:
     """The source distribution, unpacked."""
     folder = tmp_path_factory.mktemp("sdist")
-    build = f"from setuptools import build_meta; build_meta.build_sdist({str(folder)!r})"
-    done = run_command(sys.executable, "-c", build, cwd=tree)
+    code = f"from setuptools import build_meta; build_meta.build_sdist({str(folder)!r})"
+    done = run_command(sys.executable, "-c", code, cwd=tree)
     assert done.returncode == 0, done.stderr[-2000:]
     with tarfile.open(folder / f"fairseq_el-{fairseq_el.__version__}.tar.gz") as archive:
         archive.extractall(folder, filter="data")
@@ -52,13 +55,17 @@ def sdist(tree, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def wheel(sdist, tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    pip("wheel", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", folder, sdist)
-    return folder / f"fairseq_el-{fairseq_el.__version__}-py3-none-any.whl"
+    return build_wheel(sdist, tmp_path_factory.mktemp("wheel"))
 
 
-def pip(*words) -> None:
-    done = run_command(sys.executable, "-m", "pip", "--disable-pip-version-check", *words, cwd="/")
+def build_wheel(source: Path, folder: Path, **settings: str) -> Path:
+    pip("wheel", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", folder, source, **settings)
+    return next(folder.glob("*.whl"))
+
+
+def pip(*words, **settings: str) -> None:
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *words]
+    done = run_command(*command, cwd="/", env=os.environ | settings)
     assert done.returncode == 0, done.stderr[-2000:]
 
 
@@ -66,7 +73,8 @@ def pip(*words) -> None:
 
 
 def files_below(folder: Path) -> set[str]:
-    found = (path for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc")
+    """Without what is compiled."""
+    found = (path for path in folder.rglob("*") if path.is_file() and path.suffix not in (".pyc", ".so"))
     return {str(path.relative_to(folder)) for path in found}
 
 
@@ -75,10 +83,32 @@ def test_the_wheel_has_the_package_with_presets_and_demo_and_nothing_else(tree, 
     expected |= {f"fairseq_el/configs/{name}" for name in files_below(tree / "configs")}
     expected |= {f"fairseq_el/demo/{path.name}" for path in (tree / "demo").iterdir() if path.is_file()}
     with zipfile.ZipFile(wheel) as archive:
-        found = {name for name in archive.namelist() if ".dist-info/" not in name}
+        found = {name for name in archive.namelist() if ".dist-info/" not in name and not name.endswith(".so")}
     assert found == expected
     assert {"fairseq_el/py.typed", "fairseq_el/demo/model.pt", "fairseq_el/configs/xsum.yaml"} < found
     assert any(name.startswith("fairseq_el/kernels/cpp/") for name in found)
+
+
+def kernels_in(wheel: Path) -> list[str]:
+    """The variants, without their checksums."""
+    with zipfile.ZipFile(wheel) as archive:
+        found = (re.fullmatch(r"fairseq_el/kernels/prebuilt/(.*)-\w+\.so", name) for name in archive.namelist())
+        return sorted(match[1] for match in found if match)
+
+
+@pytest.mark.skipif(build.library() is None, reason="the kernels were not compiled")
+def test_the_wheel_has_the_kernels_for_this_platform_and_any_python(wheel):
+    machine = platform.machine()
+    variants = compiler.VARIANTS if machine == "x86_64" else ()
+    assert kernels_in(wheel) == sorted(f"kernels-{variant}" for variant in variants)
+    assert wheel.stem.split("-")[2:] == ["py3", "none", f"linux_{machine}" if variants else "any"]
+
+
+def test_without_a_compiler_the_wheel_is_for_any_platform(sdist, tmp_path):
+    source = shutil.copytree(sdist, tmp_path / "source", ignore=shutil.ignore_patterns("build"))
+    wheel = build_wheel(source, tmp_path, CXX="no-such-compiler")
+    assert kernels_in(wheel) == []
+    assert wheel.name.endswith("-py3-none-any.whl")
 
 
 def test_the_source_distribution_has_what_its_tests_need(tree, sdist):
@@ -200,6 +230,16 @@ def test_the_commands_of_the_readme_work_from_a_wheel(commands, from_wheel, tmp_
     assert all(summary.strip() for found in summaries for summary in found)
 
 
+@pytest.mark.skipif(not build.supported_variants(), reason="this CPU takes none of the variants")
+@pytest.mark.parametrize("way", ["from_wheel", "editable"])
+def test_what_is_installed_needs_no_compiler(way, request, tree, tmp_path):
+    environment = request.getfixturevalue(way)
+    words = ["env", f"XDG_CACHE_HOME={tmp_path}", "CXX=no-such-compiler", "fairseq-el", "info", "--json"]
+    kernels = json.loads(environment.run(words, cwd=tmp_path).stdout)["kernels"]
+    assert kernels["variant"] == build.supported_variants()[0]
+    assert Path(kernels["file"]).is_relative_to(environment.bin.parent if way == "from_wheel" else tree)
+
+
 def test_the_command_knows_its_version(from_wheel, tmp_path):
     said = from_wheel.run("fairseq-el --version", cwd=tmp_path).stdout
     assert said.split() == ["fairseq_el", fairseq_el.__version__]
@@ -223,7 +263,7 @@ def entries() -> dict[str, tuple[str, list[str]]]:
 
 GROUPS = {
     "package": PROJECT["project"]["dependencies"],
-    **{name: PROJECT["project"]["optional-dependencies"][name] for name in ("demo", "data", "ray", "test")},
+    **{name: PROJECT["project"]["optional-dependencies"][name] for name in ("demo", "data", "ray", "serve", "test")},
     **{name: PROJECT["dependency-groups"][name] for name in ("build", "fairseq")},
     "build-system": PROJECT["build-system"]["requires"],
 }
@@ -268,9 +308,9 @@ def test_our_requirements_include_those_of_fairseq():
 
 
 def test_without_fairseq_the_command_to_install_it_is_shown():
-    build, package = PROJECT["dependency-groups"]["build"], PROJECT["dependency-groups"]["fairseq"]
+    tools, package = PROJECT["dependency-groups"]["build"], PROJECT["dependency-groups"]["fairseq"]
     assert shlex.split(INSTALL_FAIRSEQ) == [
-        "pip", "install", *build, "&&", "pip", "install", "--no-deps", "--no-build-isolation", *package
+        "pip", "install", *tools, "&&", "pip", "install", "--no-deps", "--no-build-isolation", *package
     ]  # fmt: skip
     script = """
 import sys

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fairseq_el.checkpoints import loading
+from fairseq_el.checkpoints import loading, packed_file
 from fairseq_el.checkpoints.huggingface import HuggingFaceFolder, bart_to_huggingface
 from fairseq_el.checkpoints.huggingface.export import storable
 from fairseq_el.checkpoints.huggingface.reading import read_json, read_merges
@@ -16,6 +16,8 @@ from fairseq_el.checkpoints.huggingface.vocabularies import bart_vocabulary
 from fairseq_el.checkpoints.huggingface.weights import precision_of
 from fairseq_el.checkpoints.huggingface.writing import write_fairseq, write_huggingface
 from fairseq_el.errors import UserError
+from fairseq_el.jobs.packed_folder import write_packed
+from fairseq_el.kernels.weights import LOW_PRECISION
 from fairseq_el.resources import USER_DIR
 from fairseq_el.text.vocabulary import load_dictionary
 
@@ -38,6 +40,8 @@ def convert_back(source: Path, output: Path, dtype: torch.dtype | None = None) -
     """
     path = source / "model.pt" if source.is_dir() else source
     state = loading.load(path)
+    if packed_file.is_packed(state["model"]):
+        raise UserError(f"{path} is a packed model: give the model that it was made from")
     weights, config = bart_to_huggingface(state["model"], state["cfg"].model)
     dictionary = read_dictionary(path.parent)
     loading.check_dictionary(state["model"], "encoder", dictionary)
@@ -71,6 +75,13 @@ def main(args: argparse.Namespace) -> None:
     """args: of `options.convert`."""
     logging.basicConfig(format="convert: warning: %(message)s", level="WARNING", force=True)
     print(f"converting {args.source} (a minute for the largest) ...", flush=True)
+    if args.packed or args.precision in LOW_PRECISION:
+        if args.reverse:
+            raise UserError("--packed and --reverse don't go together: Transformers has no packed models")
+        path = write_packed(args.source, args.output, args.precision or "auto", args.bpe_dir)
+        print(f"wrote {path} ({path.stat().st_size / 1e6:,.1f} MB), its settings and its vocabulary")
+        print(f"try: {shlex.join(['fairseq-el', 'summarize', '--model', str(args.output)])}")
+        return
     direction = convert_back if args.reverse else convert
     path = direction(args.source, args.output, PRECISIONS.get(args.precision))
     print(f"wrote {path} ({path.stat().st_size / 1e6:,.1f} MB) and its vocabulary")
@@ -82,7 +93,7 @@ def command_to_try(path: Path) -> str:
     path = path.resolve()
     folder = path.parent
     if not (folder / "encoder.json").exists():
-        return shlex.join(["fairseq-el", "summarize", "--model", str(folder)])
+        return shlex.join(["fairseq-el", "translate", "--model", str(folder), "-s", "en", "-t", "de"])
     words = ["fairseq-interactive", folder, "--path", path, "--user-dir", USER_DIR, "--bpe", "gpt2"]
     words += ["--gpt2-encoder-json", folder / "encoder.json", "--gpt2-vocab-bpe", folder / "vocab.bpe"]
     if (folder / "dict.source.txt").exists():

@@ -2,47 +2,32 @@
 
 import functools
 import os
-import shutil
-import subprocess
 from typing import Any
 
 import torch
 
+from fairseq_el.checkpoints import packed_file
 from fairseq_el.jobs.model_files import ModelFiles
 from fairseq_el.kernels import build, packing
 from fairseq_el.kernels.weights import FP16
 from fairseq_el.models import costs, policy
 
 BEAM, STEPS, LONGEST_SOURCE, BATCHES = 4, 64, 1024, (1, 8, 32)  # typical of summaries of news
-COMPILERS = ("c++", "g++", "clang++")
 
 
 def describe_kernels() -> tuple[dict[str, Any], str | None]:
-    """The state of the compiled kernels, and the problem with its remedy if there is one."""
-    if os.environ.get(build.OFF) == "0":
-        return {"state": "switched off"}, f"{build.OFF}=0 switches the kernels off, torch is slower: unset {build.OFF}"
-    compiler = os.environ.get("CXX") or next(filter(shutil.which, COMPILERS), None)
-    if compiler is None:
+    """The kernels in use and why they were chosen, and the problem with its remedy if there is one."""
+    kernels, problem = build.load()
+    if kernels is not None:
+        found = {"state": "results checked against torch's", "variant": kernels.variant, "because": kernels.reason}
+        return found | {"file": str(kernels.file)}, None
+    if os.environ.get(build.VARIABLE) == build.OFF:
+        remedy = f"unset {build.VARIABLE}"
+    elif "no C++ compiler was found" in problem:
         remedy = "install g++ or clang++, or name a compiler in CXX"
-        return {"state": "not compiled"}, f"there is no C++ compiler for the kernels, torch is slower: {remedy}"
-    try:
-        file = build.compiled_library()
-    except (OSError, subprocess.SubprocessError) as error:
-        problem = f"the kernels were not compiled, torch is slower ({error}): name another compiler in CXX"
-        return {"state": "not compiled", "compiler": compiler}, problem
-    found = {"compiler": compiler_version(compiler), "file": str(file)}
-    if build.library() is None:
-        problem = f"the kernels fail their check, torch is slower: name another compiler than {compiler} in CXX"
-        return {"state": "compiled, but the results differ from torch's", **found}, problem
-    return {"state": "compiled, results checked against torch's", **found}, None
-
-
-def compiler_version(compiler: str) -> str:
-    try:
-        said = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=10).stdout
-    except (OSError, subprocess.SubprocessError):
-        said = ""
-    return said.partition("\n")[0] or compiler
+    else:
+        remedy = "name another compiler in CXX"
+    return {"state": "not in use"}, f"{problem}, torch is slower: {remedy}"
 
 
 def cpu_flags() -> set[str]:
@@ -72,6 +57,15 @@ def describe_model(name: str) -> dict[str, Any]:
     files = ModelFiles.find(name)
     state = files.load_state()
     settings = state["cfg"].model
+    if packed_file.is_packed(state["model"]):
+        file = packed_file.find([files.checkpoint], state["model"])
+        is_language_model = "language_modeling" in str(state["cfg"].task._name)
+        return {
+            "checkpoint": str(files.checkpoint.resolve()),
+            "architecture": str(getattr(settings, "arch", None) or getattr(settings, "_name", None)),
+            "precision": f"{file.contents['precision']}, packed (version {file.version} of the format)",
+            **attention_forms(settings, is_language_model),
+        }
     weights = {name: weight for name, weight in state["model"].items() if not name.endswith(".version")}
     layers = [weight for name, weight in weights.items() if is_linear(name, weight)]
     return {

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from fairseq_el.cli import options
 from fairseq_el.errors import explain
 
-WITHOUT_FAIRSEQ = ("merge",)
+WITHOUT_FAIRSEQ = ("merge", "serve")
 
 
 def main(words: Sequence[str] | None = None) -> None:

@@ -26,7 +26,7 @@ def outputs_of(paths: Iterable[Path]) -> list[Path]:
 
 def read_part(output: Path) -> Part:
     if output.with_name(f"{output.name}.journal").exists():
-        raise UserError(f"{output} is unfinished: go on with its shard, with fairseq-el summarize --resume")
+        raise UserError(f"{output} is unfinished: go on with its shard, with --resume")
     return Part.read(output)
 
 

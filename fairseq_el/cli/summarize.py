@@ -1,4 +1,4 @@
-"""Summarises a file of texts in their order: `fairseq-el summarize`."""
+"""Summarises or translates a file of texts in their order: `fairseq-el summarize` and `fairseq-el translate`."""
 
 import argparse
 import contextlib
@@ -14,10 +14,9 @@ import torch
 from tqdm import tqdm
 
 from fairseq_el.cli import score
+from fairseq_el.cli.chosen_preset import load_preset
 from fairseq_el.errors import UserError, explain
-from fairseq_el.jobs import presets
 from fairseq_el.jobs.atomic_file import check_writable
-from fairseq_el.jobs.default_preset import default_preset
 from fairseq_el.jobs.inputs import Texts
 from fairseq_el.jobs.journal import Journal, check_same_job
 from fairseq_el.jobs.model_files import ModelFiles
@@ -74,11 +73,9 @@ def run(args: argparse.Namespace) -> None:
 
 
 def preset_of(args: argparse.Namespace, files: ModelFiles) -> Preset:
-    name = args.preset or default_preset(files)
-    if not args.preset and name != "demo":
-        print(f"summarize: using the preset {name}; another can be named with --preset", file=sys.stderr)
-    nbest = {"nbest": args.nbest} if args.nbest > 1 else {}
-    preset = presets.load(name, args.search).changed(**args.changes, **nbest)
+    preset = load_preset(args, files)
+    if args.nbest > 1:
+        preset = preset.changed(nbest=args.nbest)
     return preset.deterministic() if args.deterministic else preset
 
 
@@ -173,7 +170,7 @@ def summarize(
     if work.counts["unknown"]:
         logging.warning(engine.batcher.describe_unknown(work.counts["unknown"], count))
     if skipped := work.counts["skipped"]:
-        logging.warning(f"{skipped:,} of {count:,} texts were skipped because of errors: no summary of them")
+        logging.warning(f"{skipped:,} of {count:,} texts were skipped because of errors: no output of them")
     return kept, work.counts["skipped"]
 
 
@@ -225,8 +222,8 @@ def drop_standard_output() -> None:
 
 
 def main(args: argparse.Namespace) -> None:
-    """args: of `options.summarize`."""
-    logging.basicConfig(format="summarize: warning: %(message)s", level=logging.WARNING, force=True)
+    """args: of `options.summarize` or `options.translate`."""
+    logging.basicConfig(format=f"{args.command}: warning: %(message)s", level=logging.WARNING, force=True)
     try:
         args.shard = Shard.parse(args.shard) if args.shard else None
         run(args)
@@ -241,4 +238,4 @@ def main(args: argparse.Namespace) -> None:
             drop_standard_output()
         kept = is_systems and journal_path(args.output).exists()
         hint = "; what was finished is kept, continue with --resume" if kept else ""
-        sys.exit(f"summarize: error: {message}{hint}")
+        sys.exit(f"{args.command}: error: {message}{hint}")

@@ -92,7 +92,7 @@ class Batcher:
         consist = "text consists" if total == 1 else "texts consist"
         return (
             f"{unknown:,} of {total:,} {consist} mostly of pieces that the model does not know, for example another "
-            "script; expect no useful summary of such a text"
+            "script; expect no useful output for such a text"
         )
 
     def _indices(self, pieces: Iterable[str]) -> list[int]:

@@ -9,6 +9,7 @@ import torch
 
 from fairseq_el.checkpoints import validation
 from fairseq_el.errors import UserError, unreadable
+from fairseq_el.jobs import multilingual
 from fairseq_el.jobs.model_files import ModelFiles
 from fairseq_el.resources import resource
 
@@ -18,13 +19,16 @@ BY_NAME = {"xsum": "xsum", "cnn": "cnndm"}  # part of the name of a folder or ch
 
 
 def default_preset(files: ModelFiles) -> str:
-    """`demo` for the demo model, `gpt2_cnndm` for language models; for others `xsum` or `cnndm` if the name of the
-    folder or of the checkpoint says so (bart.large.cnn), else `plain`: beam search without lengths of a data set."""
+    """`demo` for the demo model, `gpt2_cnndm` for language models, `translation` for models with many languages; for
+    others `xsum` or `cnndm` if the name of the folder or of the checkpoint says so (bart.large.cnn), else `plain`: beam
+    search without lengths of a data set."""
     folder = (files.checkpoint if files.checkpoint.is_dir() else files.checkpoint.parent).resolve()
     if folder == resource("demo").resolve():
         preset, why = "demo", "the demo model"
-    elif is_language_model(files.checkpoint):
+    elif (kind := kind_of(files.checkpoint)) == "language model":
         preset, why = "gpt2_cnndm", "a language model"
+    elif kind == "multilingual":
+        preset, why = "translation", "a model with many languages"
     else:
         name = f"{folder.name} {files.checkpoint.name}".lower()
         preset = next((preset for part, preset in BY_NAME.items() if part in name), "plain")
@@ -33,11 +37,14 @@ def default_preset(files: ModelFiles) -> str:
     return preset
 
 
-def is_language_model(checkpoint: Path) -> bool:
-    """Reads the settings of a checkpoint or a Hugging Face folder, not the weights."""
+def kind_of(checkpoint: Path) -> str:
+    """`language model`, `multilingual` or neither. Reads the settings of a checkpoint or a Hugging Face folder, not the
+    weights. mBART of Hugging Face may also be a model for summaries."""
     if checkpoint.is_dir():
-        return json.loads((checkpoint / "config.json").read_bytes()).get("model_type") == "gpt2"
-    return "language_modeling" in trained_task(settings_of(checkpoint))
+        model_type = json.loads((checkpoint / "config.json").read_bytes()).get("model_type")
+        return {"gpt2": "language model", "m2m_100": "multilingual"}.get(model_type, "")
+    task = trained_task(settings_of(checkpoint))
+    return "language model" if "language_modeling" in task else "multilingual" if task in multilingual.TASKS else ""
 
 
 def settings_of(checkpoint: Path) -> dict[str, Any]:

@@ -8,14 +8,19 @@ from typing import Any
 
 from fairseq.data import Dictionary
 
-from fairseq_el.checkpoints import loading
+from fairseq_el.checkpoints import loading, packed_file
 from fairseq_el.checkpoints.huggingface import HuggingFaceFolder, is_huggingface
 from fairseq_el.checkpoints.huggingface.reading import CONFIG, TOKENIZER
 from fairseq_el.errors import UserError
 from fairseq_el.resources import resource
 from fairseq_el.text.vocabulary import Encoding, build_dictionary, gpt2_encoding, load_dictionary, load_encoding
 
-SENTENCEPIECE_FILES = ("sentencepiece.model", "sentencepiece.bpe.model")
+SENTENCEPIECE_FILES = (
+    "sentencepiece.model", "sentencepiece.bpe.model",
+    "sentence.bpe.model", "spm.128k.model",  # in fairseq's releases of mBART and M2M-100
+)  # fmt: skip
+DICTIONARIES = ("dict.txt", "model_dict.128k.txt")
+SETTINGS = ("*dict*.txt", "*langs.txt", "language_pairs*.txt")  # dictionaries, and lists of languages
 GPT2_FILES = ("encoder.json", "vocab.bpe")
 
 
@@ -62,7 +67,7 @@ class ModelFiles:
                 f"{self.checkpoint} is a Hugging Face folder, and fairseq's own commands need a checkpoint: make one "
                 "with fairseq-el convert"
             )
-        for name in (f"dict.{side}.txt", "dict.txt"):
+        for name in (f"dict.{side}.txt", *DICTIONARIES):
             if (self.checkpoint.parent / name).is_file():
                 return self.checkpoint.parent / name
         raise UserError(
@@ -76,13 +81,13 @@ class ModelFiles:
         return load_dictionary(self.dictionary(side))
 
     def build_encoding(self) -> Encoding:
-        if self.huggingface and self.huggingface.kind != "mbart":
+        if self.huggingface and not self.huggingface.is_multilingual:
             return gpt2_encoding(*self.huggingface.bpe, self.encoding)
         return load_encoding(self.encoding)
 
     def size(self) -> int:
         """Bytes of the weights on the disk."""
-        return self.huggingface.size() if self.huggingface else self.checkpoint.stat().st_size
+        return self.huggingface.size() if self.huggingface else packed_file.size(self.checkpoint)
 
     def digest(self) -> str:
         """Of all that summaries depend on."""
@@ -96,7 +101,9 @@ class ModelFiles:
     def _all(self) -> list[Path]:
         if self.huggingface:
             return self.huggingface.files()
-        return [self.checkpoint, *sorted(self.checkpoint.parent.glob("dict*.txt")), *self.encoding]
+        packed = filter(Path.is_file, [self.checkpoint.with_name(packed_file.NAME)])
+        beside = sorted(path for pattern in SETTINGS for path in self.checkpoint.parent.glob(pattern))
+        return [self.checkpoint, *packed, *dict.fromkeys(beside), *self.encoding]
 
 
 def find_encoding(place: Path) -> tuple[Path, ...]:

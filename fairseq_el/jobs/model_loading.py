@@ -12,8 +12,10 @@ from fairseq.models import BaseFairseqModel
 from fairseq.tasks import FairseqTask
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
+from fairseq_el.checkpoints import packed_file
 from fairseq_el.checkpoints.meta_init import fill, precision_of
 from fairseq_el.errors import UserError
+from fairseq_el.jobs import multilingual
 from fairseq_el.jobs.model_files import ModelFiles
 from fairseq_el.jobs.presets import Preset
 from fairseq_el.plugin.tasks import (
@@ -23,6 +25,7 @@ from fairseq_el.plugin.tasks import (
     ELTranslationTask,
 )
 from fairseq_el.plugin.text_format import ELFormattedTranslationTask, FormattedTranslationTask, TextFormat
+from fairseq_el.text.languages import fits
 
 
 def load_task(preset: Preset, files: ModelFiles, saved: Any, stock: bool) -> tuple[FairseqTask, Any]:
@@ -41,6 +44,8 @@ def load_task(preset: Preset, files: ModelFiles, saved: Any, stock: bool) -> tup
             f"{files.checkpoint} was trained for {trained}, but the preset {preset.name} is for {name}: "
             "take another preset or another model"
         )
+    if trained in multilingual.TASKS:
+        return multilingual.load_task(trained, preset, files, saved.task, stock)
     if name == "language_modeling":
         if stock:
             raise UserError(
@@ -55,6 +60,7 @@ def load_task(preset: Preset, files: ModelFiles, saved: Any, stock: bool) -> tup
     if not all(re.fullmatch(r"[\w.@-]{1,99}", language) for language in languages):
         raise UserError(f"the settings in {files.checkpoint} are damaged, they name no languages: get the file again")
     source, target = (files.load_dictionary(language) for language in languages)
+    check_languages(preset, saved.task, languages)
     if getattr(saved.task, "source_format", None) is None:
         return (TranslationTask if stock else ELTranslationTask)(config, source, target), config
     task = (FormattedTranslationTask if stock else ELFormattedTranslationTask)(config, source, target)
@@ -63,6 +69,17 @@ def load_task(preset: Preset, files: ModelFiles, saved: Any, stock: bool) -> tup
     longest = min(config.max_source_positions, saved.model.max_source_positions)
     config.max_source_positions = longest - (special - 1)  # one of them is </s>, as in any source
     return task, config
+
+
+def check_languages(preset: Preset, saved: Any, languages: list[str]) -> None:
+    """That the model translates between the languages that a user has named, unless it is for any."""
+    for side, language in zip(("source_lang", "target_lang"), languages, strict=True):
+        given = preset.task().get(side)
+        if given and getattr(saved, "source_format", None) is None and not fits(given, language):
+            raise UserError(
+                f"the model translates from {languages[0]} to {languages[1]}, not {given}: leave "
+                f"out {side} (--{side.replace('_', '-')}), or take another model"
+            )
 
 
 def configured(config_class: type, preset: Preset, files: ModelFiles) -> Any:
@@ -76,8 +93,13 @@ def load_model(
 ) -> tuple[FairseqTask, BaseFairseqModel]:
     state = files.load_state()
     task, config = load_task(preset, files, state["cfg"], stock)
+    if packed_file.is_packed(state["model"]) and (stock or fp16):
+        raise UserError(
+            f"{files.checkpoint.parent} is a packed model, for fairseq_el's own layers: leave out --stock and --fp16, "
+            "or give the model that it was made from"
+        )
     on_gpu = torch.cuda.is_available() and not cpu
-    packs = not on_gpu and getattr(config, "el_packing", None) == "auto"  # packing takes either precision
+    packs = not on_gpu and getattr(config, "el_precision", "fp32") != "fp32"  # packing takes either precision
     if files.huggingface:
         if packs:
             task.meta_init_dtype = state["model"].dtype
@@ -86,6 +108,7 @@ def load_model(
     else:
         if packs:
             task.meta_init_dtype = precision_of(state["model"])
+        task.checkpoints = [files.checkpoint]
         (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task(
             [str(files.checkpoint)], task=task, state=state
         )

@@ -1,4 +1,4 @@
-"""The file of summaries, or standard output."""
+"""The file of summaries or translations, or standard output."""
 
 import hashlib
 import json
@@ -13,11 +13,12 @@ from fairseq_el.jobs.run import Candidate
 
 SCORE_DIGITS = 4  # after the point: further ones depend on batches and threads
 SUMMARY = "summary"  # the field of summaries, unless another is named
+FIELDS = (SUMMARY, "translation")  # those that the other fields need not name
 
 
 def added_fields(summary_field: str) -> list[str]:
     """Names of the fields that JSON objects get: summary, score and alternatives."""
-    prefix = "" if summary_field == SUMMARY else f"{summary_field}_"
+    prefix = "" if summary_field in FIELDS else f"{summary_field}_"
     return [summary_field, f"{prefix}score", f"{prefix}alternatives"]
 
 
@@ -47,7 +48,8 @@ class Output:
         summary, score, alternatives = self.fields
         added: dict[str, Any] = {summary: best.summary, score: rounded(best.score)}
         if self.nbest > 1:
-            added[alternatives] = [{"summary": other.summary, "score": rounded(other.score)} for other in others]
+            name = summary if summary in FIELDS else SUMMARY
+            added[alternatives] = [{name: other.summary, "score": rounded(other.score)} for other in others]
         return added
 
     def finish(self) -> None:

@@ -116,6 +116,11 @@ def load(preset: str | Path, search: str = "beam") -> Preset:
     return Preset(path.stem, search, checked[search])
 
 
+def searches(preset: str | Path) -> list[str]:
+    """The ways to search that a preset has."""
+    return list(_read(_find(preset)).get("searches") or {})
+
+
 def names() -> list[str]:
     return sorted(path.stem for path in CONFIGS.glob("*.yaml"))
 

@@ -1,6 +1,6 @@
 """What a summarizer returns: summaries with scores, tokens and alternatives."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from fairseq.data import Dictionary
@@ -25,6 +25,11 @@ class Hypothesis:
     tokens: list[str] = field(default_factory=list)
     token_scores: list[float] = field(default_factory=list)
 
+    @property
+    def translation(self) -> str:
+        """The same as `summary`, for a `Translator`."""
+        return self.summary
+
 
 @dataclass(frozen=True)
 class DetailedSummary(Hypothesis):
@@ -43,7 +48,9 @@ class DetailedSummary(Hypothesis):
 class Decoder:
     """Turns hypotheses of fairseq's generators into text."""
 
-    def __init__(self, tokenizer: Tokenizer, dictionary: Dictionary, preset: Preset):
+    def __init__(self, tokenizer: Tokenizer, dictionary: Dictionary, preset: Preset, unwritten: Collection[int] = ()):
+        """unwritten: tokens that are no text, such as those of languages."""
+        self.unwritten = set(unwritten)
         self.tokenizer = tokenizer
         self.dictionary = dictionary
         self.preset = preset
@@ -53,11 +60,14 @@ class Decoder:
         tokens = found["tokens"][prompt_length:].cpu()
         scores = found["positional_scores"][prompt_length:]
         return Hypothesis(
-            as_summary(self.tokenizer.decode(self.dictionary.string(tokens).split()), self.preset),
+            as_summary(self.tokenizer.decode(self._pieces(tokens)), self.preset),
             float(found["score"]),
             [self.dictionary[token] for token in tokens.tolist()],
             scores.tolist(),
         )
+
+    def _pieces(self, tokens: Tensor) -> list[str]:
+        return self.dictionary.string(tokens, extra_symbols_to_ignore=self.unwritten).split()
 
 
 def as_summary(text: str, preset: Preset) -> str:

@@ -24,7 +24,7 @@ from torch import Tensor
 from fairseq_el.errors import UserError, explain, is_out_of_memory
 from fairseq_el.generation.non_finite import FiniteEnsemble, NotFinite
 from fairseq_el.generation.sampling import TextSampling
-from fairseq_el.jobs import presets, search_checks
+from fairseq_el.jobs import multilingual, presets, search_checks
 from fairseq_el.jobs.batching import Batcher, Source
 from fairseq_el.jobs.default_preset import default_preset
 from fairseq_el.jobs.model_files import ModelFiles
@@ -32,13 +32,14 @@ from fairseq_el.jobs.model_loading import load_model
 from fairseq_el.jobs.presets import Preset
 from fairseq_el.jobs.results import Decoder, DetailedSummary, Hypothesis
 from fairseq_el.models.conversion import is_accelerated
-from fairseq_el.plugin.tasks import ELGeneration
+from fairseq_el.plugin.tasks import ELGeneration, settings_of
+from fairseq_el.plugin.text_format import FormattedTranslationTask
 from fairseq_el.text.sentences import one_line
 from fairseq_el.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-ON_ERROR = ("abort", "skip")  # what happens when a text can't be summarised
+ON_ERROR = ("abort", "skip")  # what happens when a text can't be processed
 
 
 def build_generator(task: FairseqTask, model: BaseFairseqModel, preset: Preset, seed: int) -> SequenceGenerator:
@@ -72,7 +73,7 @@ def explained_errors(checkpoint: Path) -> Iterator[None]:
 def report_problem(where: str, problem: str, on_error: str, advice: str = "") -> None:
     """Ends the run with an error, or warns that the text was skipped."""
     if on_error == "abort":
-        raise UserError(f"{where} can't be summarised: {problem}{advice}")
+        raise UserError(f"{where} can't be processed: {problem}{advice}")
     logger.warning(f"{where} was skipped: {problem}")
 
 
@@ -102,7 +103,9 @@ class Summarizer:
         self.takes_prompts = not hasattr(model, "encoder")
         self.generator = build_generator(task, model, preset, seed)
         self.batcher = Batcher(tokenizer, task.source_dictionary, preset, self._source_positions())
-        self.decoder = Decoder(tokenizer, task.target_dictionary, preset)
+        forced = task.text_format.forced if isinstance(task, FormattedTranslationTask) else []
+        unwritten = {*self.generator.symbols_to_strip_from_output, *forced}
+        self.decoder = Decoder(tokenizer, task.target_dictionary, preset, unwritten)
         self._check_settings()
         self.turn = threading.Lock()
         self.has_warned = False  # about memory
@@ -116,6 +119,7 @@ class Summarizer:
         *,
         bpe_dir: str | Path | None = None,
         stock: bool = False,
+        precision: str | None = None,
         fp16: bool = False,
         cpu: bool = False,
         seed: int = 1,
@@ -129,6 +133,8 @@ class Summarizer:
         `default_preset`).
         bpe_dir: folder of the tokenizer's files (default: the folder of the model).
         stock: use fairseq's own attention and generator, to compare.
+        precision: on a CPU, `auto`, which is exact, `fp32` or `fp16` of the weights, or faster and not exact, `bf16` or
+        `int8` (default: that of the preset, else `auto`).
         threads: of torch, from now on in this process (default: unchanged).
         deterministic: the same scores to the last bit, whatever else is summarised, with how many threads and in how
         many processes: one text at a time, in one thread, from now on in this process.
@@ -136,7 +142,9 @@ class Summarizer:
         """
         files = ModelFiles.find(model, bpe_dir)
         if not isinstance(preset, Preset):
-            preset = presets.load(default_preset(files) if preset is None else preset, search)
+            preset = presets.load(cls.default_preset(files) if preset is None else preset, search)
+        if precision is not None:
+            options["el_precision"] = precision
         preset = preset.changed(**options)
         if deterministic:
             preset, threads = preset.deterministic(), 1
@@ -153,6 +161,10 @@ class Summarizer:
                 "token, run fairseq_el with el_stock_ngrams"
             )
         return summarizer
+
+    @classmethod
+    def default_preset(cls, files: ModelFiles) -> str:
+        return default_preset(files)
 
     @property
     def nbest(self) -> int:
@@ -270,7 +282,8 @@ class Summarizer:
         if self.takes_prompts:
             new_tokens = getattr(self.task.args, "max_new_tokens", None) or 1
             return self.generator.max_len - 1 - new_tokens
-        return min(self.task.cfg.max_source_positions, self.model.max_positions()[0]) - 1
+        special = len(multilingual.framed(self.task, [self.task.source_dictionary.eos()]))
+        return min(settings_of(self.task).max_source_positions, self.model.max_positions()[0]) - special
 
     def _check_settings(self) -> None:
         generator, longest = self.generator, self.batcher.longest_text
@@ -292,8 +305,8 @@ class Summarizer:
             opening = dictionary.bos() if self.task.args.add_bos_token else dictionary.eos()
             rows, left_pad = [[opening, *source.tokens] for source in sources], False
         else:
-            rows = [[*source.tokens, dictionary.eos()] for source in sources]
-            left_pad = self.task.cfg.left_pad_source
+            rows = [multilingual.framed(self.task, [*source.tokens, dictionary.eos()]) for source in sources]
+            left_pad = settings_of(self.task).left_pad_source
         tokens = data_utils.collate_tokens([torch.tensor(row) for row in rows], dictionary.pad(), left_pad=left_pad)
         device = next(self.model.parameters()).device
         lengths = torch.tensor([len(row) for row in rows])

@@ -7,6 +7,7 @@ from fairseq.hub_utils import GeneratorHubInterface
 from fairseq.models.speech_to_text.hub_interface import S2THubInterface
 from torch import nn
 
+from fairseq_el.kernels.packing import check_precision
 from fairseq_el.models.conversion import to_el_form
 from fairseq_el.plugin.tasks import GIVEN_SENTENCES, generate_with_el
 
@@ -20,22 +21,26 @@ class ELHubInterface:
             yield batch
 
 
-def accelerate(model: nn.Module) -> nn.Module:
+def accelerate(model: nn.Module, precision: str = "auto") -> nn.Module:
     """Turns a loaded stock fairseq model into its EL form, in place, and returns it.
 
     Takes a model (`TransformerModel`, `BARTModel`) or what `from_pretrained` returns for a task of text or speech,
     whose `sample`, `translate`, `generate` or `predict` then use our generator too.
+
+    precision: on a CPU, `auto`, which is exact, `fp32` or `fp16` of the weights, or faster and not exact, `bf16` or
+    `int8`.
     """
+    check_precision(precision)
     if isinstance(model, GeneratorHubInterface):
         for part in model.models:
-            to_el_form(part)
+            to_el_form(part, precision)
         generate_with_el(model.task)
         if not isinstance(model, ELHubInterface):
             model.__class__ = type(f"EL{type(model).__name__}", (ELHubInterface, type(model)), {})
         return model
     if isinstance(model, S2THubInterface):
-        to_el_form(model.model)
+        to_el_form(model.model, precision)
         generate_with_el(model.task)
         model.generator = model.task.build_generator([model.model], model.cfg.generation)
         return model
-    return to_el_form(model)
+    return to_el_form(model, precision)

@@ -2,11 +2,12 @@
 
 import re
 from dataclasses import dataclass, field, make_dataclass
-from typing import Optional
+from typing import Any, Optional
 
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 
 from fairseq_el.errors import UserError
+from fairseq_el.kernels.packing import PRECISIONS
 
 
 @dataclass
@@ -27,11 +28,12 @@ class ELOptions(FairseqDataclass):
             "0 keeps the encoder output alone (default: no limit)"
         },
     )
-    el_packing: ChoiceEnum(["auto", "fp32", "none"]) = field(  # type: ignore[valid-type]
+    el_precision: ChoiceEnum(list(PRECISIONS)) = field(  # type: ignore[valid-type]
         default="auto",
         metadata={
-            "help": "layout of linear layers on a CPU: auto = half precision where that is exact for the "
-            "checkpoint's weights (or asked for by --fp16), else single; fp32 = single; none = as loaded"
+            "help": "of weights and arithmetic on a CPU: auto = exact, weights in half precision where that is "
+            "exact for the checkpoint (or asked for by --fp16), else single; fp32, fp16 = of the weights; "
+            "bf16, int8 = faster, but not exact: weights and activations are rounded, caches are in half precision"
         },
     )
     el_stock_ngrams: bool = field(
@@ -74,6 +76,19 @@ class PromptOptions(FairseqDataclass):
 def el_config(stock: type[FairseqDataclass]) -> type[FairseqDataclass]:
     """A stock task's options and ours."""
     return make_dataclass(f"EL{stock.__name__}", [], bases=(ELOptions, stock))
+
+
+ROUNDED = {
+    "fp16": "weights are rounded to half precision, unless the checkpoint has them so",
+    "bf16": "not exact: weights, activations and caches are rounded",
+    "int8": "not exact: weights, activations and caches are rounded",
+}
+
+
+def describe_rounding(precision: Any) -> str | None:
+    """A line that names a reduced precision; None for one that is exact."""
+    precision = str(precision)
+    return f"precision {precision}, {ROUNDED[precision]}" if precision in ROUNDED else None
 
 
 def parse_bytes(text: str | None) -> int | None:

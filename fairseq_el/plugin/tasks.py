@@ -9,8 +9,9 @@ import functools
 import logging
 import os
 from argparse import Namespace
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ from fairseq.tasks.translation_from_pretrained_xlm import TranslationFromPretrai
 from omegaconf import OmegaConf
 from torch import Tensor
 
-from fairseq_el.checkpoints import validation
+from fairseq_el.checkpoints import packed_file, validation
 from fairseq_el.checkpoints.meta_init import build_on_meta
 from fairseq_el.errors import UserError
 from fairseq_el.generation.generator import ELSequenceGenerator, ELSequenceGeneratorWithAlignment, take_rows
@@ -41,7 +42,7 @@ from fairseq_el.plugin.compatibility import (
     set_missing_args,
 )
 from fairseq_el.plugin.completeness import AllSentences
-from fairseq_el.plugin.options import ELOptions, PromptOptions, parse_bytes
+from fairseq_el.plugin.options import ELOptions, PromptOptions, describe_rounding, parse_bytes
 from fairseq_el.text.rouge import RougeValidation
 
 logger = logging.getLogger(__name__)
@@ -54,6 +55,7 @@ class ELGeneration(AllSentences):
     target_dictionary: Any  # the task's
     meta_init_dtype: torch.dtype | None = None
     """Set for models that will be packed as soon as they are loaded: the precision of the checkpoint."""
+    checkpoints: Sequence[Path] = ()  # that are being loaded
     checkpoint_size: int | None = None  # in bytes, of the largest that a command line loads
 
     @classmethod
@@ -64,11 +66,16 @@ class ELGeneration(AllSentences):
 
     @classmethod
     def setup_task(cls, cfg, **kwargs):
-        size = check_checkpoints(cfg)
+        files = checked_checkpoints(cfg)
+        packed = next(filter(None, map(packed_file.precision_of, files)), None)
+        if rounding := describe_rounding(packed or getattr(cfg, "el_precision", "auto")):
+            logger.info(rounding)  # before anything else that a run logs but its configuration
         task = super().setup_task(cfg, **kwargs)
         set_missing_args(task)
-        task.checkpoint_size = size
-        if size is not None:
+        task.checkpoints, task.checkpoint_size = files, max(map(packed_file.size, files), default=None)
+        if files and all(file.with_name(packed_file.NAME).is_file() for file in files):
+            task.meta_init_dtype = torch.float32
+        if files:
             atexit.register(task.tally.print_report)
         return task
 
@@ -83,6 +90,7 @@ class ELGeneration(AllSentences):
         else:
             model = build()
         correct_sizes(model)
+        model.checkpoints = self.checkpoints
         return to_el_form(model) if has_el_form(model) else model
 
     def build_generator(
@@ -111,7 +119,7 @@ class ELGeneration(AllSentences):
             options |= self.prompt_options()
         generator = el_generator(generator, options)
         generator.model.checks_finite = self.checkpoint_size is not None
-        if getattr(self.options(), "el_profile", False):
+        if getattr(settings_of(self), "el_profile", False):
             generator.profile.watch(models)
             atexit.register(generator.profile.print_report)
         return generator
@@ -137,12 +145,8 @@ class ELGeneration(AllSentences):
                 raise NotFinite(f"sentence {number}: {error}") from error
         raise failed
 
-    def options(self):
-        """The task's settings; older tasks of fairseq keep them under another name."""
-        return self.cfg if self.cfg is not None else getattr(self, "args", None)
-
     def prompt_options(self) -> dict:
-        option = functools.partial(getattr, self.options())
+        option = functools.partial(getattr, settings_of(self))
         return {
             "max_new_tokens": option("max_new_tokens", None),
             "truncate_prompt": option("truncate_prompt", False),
@@ -150,12 +154,17 @@ class ELGeneration(AllSentences):
         }
 
     def generator_options(self) -> dict:
-        option = functools.partial(getattr, self.options())
+        option = functools.partial(getattr, settings_of(self))
         return {
             "el_attention": str(option("el_attention", "auto")),
             "el_memory_budget": parse_bytes(option("el_memory_budget", None)),
             "el_stock_ngrams": option("el_stock_ngrams", False),
         }
+
+
+def settings_of(task: FairseqTask) -> Any:
+    """Older tasks of fairseq keep them under another name."""
+    return task.cfg if task.cfg is not None else getattr(task, "args", None)
 
 
 def constrain(generator: SequenceGenerator, prefix_allowed_tokens_fn) -> None:
@@ -228,8 +237,8 @@ def save_stock_name(cfg, stock_name: str) -> None:
         whole.task._name = stock_name
 
 
-def check_checkpoints(cfg) -> int | None:
-    """Looks into the files that a command line is about to load; returns the size of the largest in bytes."""
+def checked_checkpoints(cfg) -> list[Path]:
+    """The files that a command line is about to load."""
     if isinstance(cfg, Namespace):  # of a task without a data class: all options of the command line
         path = getattr(cfg, "path", None)
     else:
@@ -238,7 +247,7 @@ def check_checkpoints(cfg) -> int | None:
     files = [file for file in utils.split_paths(path) if os.path.isfile(file)] if path else []
     for file in files:
         validation.check_file(file)
-    return max(map(os.path.getsize, files), default=None)
+    return [Path(file) for file in files]
 
 
 @functools.cache

@@ -1,8 +1,8 @@
 """Translation with special tokens around the source and at the start of the target.
 
 fairseq-train reads `text </s>` and starts targets with `</s>`. Models from Transformers were trained with other special
-tokens: BART has `<s> text </s>`, and mBART codes of the source's and the target's language. A checkpoint that
-`fairseq-el convert` wrote says so in two settings of its task, `source_format` and `target_start`.
+tokens: BART has `<s> text </s>`; mBART, M2M-100 and NLLB have codes of the source's and the target's language. A
+checkpoint that `fairseq-el convert` wrote says so in two settings of its task, `source_format` and `target_start`.
 """
 
 from dataclasses import dataclass
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fairseq_el.errors import UserError
 from fairseq_el.plugin.tasks import ELTranslationTask
+from fairseq_el.text.languages import resolve, symbols_of
 
 TEXT = "{text}"
 LANGUAGES = {"{source_lang}": "source_lang", "{target_lang}": "target_lang"}
@@ -69,11 +70,8 @@ def row_of(symbol: str, languages: dict[str, str], dictionary: Dictionary) -> in
         return -1
     if symbol in LANGUAGES:
         name = LANGUAGES[symbol]
-        symbol = f"[{languages[name]}]"
-        if dictionary.index(symbol) == dictionary.unk():
-            known = ", ".join(s[1:-1] for s in dictionary.symbols if s.startswith("[") and s.endswith("]") and "_" in s)
-            problem = f"has no language {languages[name]!r}" if languages[name] else "is for several languages"
-            raise UserError(f"the model {problem}: name one with {name} (--{name.replace('_', '-')}), one of {known}")
+        known = symbols_of(dictionary)
+        symbol = known[resolve(languages[name], known, name)]
     return dictionary.index(symbol)
 
 

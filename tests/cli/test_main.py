@@ -13,7 +13,7 @@ from fairseq_el.cli import options, prepare
 from fairseq_el.jobs import inputs, presets, summarizer
 from helpers import run_command
 
-COMMANDS = ["summarize", "evaluate", "score", "prepare", "convert", "merge", "info"]
+COMMANDS = ["summarize", "translate", "serve", "evaluate", "score", "prepare", "convert", "merge", "info"]
 HEAVY = {"torch", "fairseq", "numpy", "omegaconf", "hydra", "tqdm", "yaml"}
 PARSER, PARSERS = options.build_parser()
 

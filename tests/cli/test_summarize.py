@@ -113,6 +113,20 @@ def test_half_precision_changes_nothing_where_weights_are_exact_in_it(command, t
 # ---- JSON
 
 
+@pytest.mark.parametrize("precision", ["int8", "bf16", "auto"])
+def test_a_reduced_precision_is_named_before_anything_else(command, tmp_path, capfd, precision):
+    """Also one of a preset, and not where stock fairseq ignores it."""
+    preset = tmp_path / "own.yaml"
+    preset.write_text(f"el_precision: {precision}\nsearches: {{greedy: {{beam: 1}}}}\n")
+    for words in (["--precision", precision], ["--preset", preset], ["--precision", precision, "--stock"]):
+        assert command(*job(tmp_path, TEXTS[:1], *words, "--cpu", "--overwrite")) is None
+        said = capfd.readouterr().err
+        if precision == "auto" or "--stock" in words:
+            assert "not exact" not in said
+        else:
+            assert said.startswith(f"summarize: precision {precision}, not exact: ")
+
+
 def test_objects_come_out_as_they_were_with_a_summary(command, tmp_path, summaries):
     records = [
         {"id": "a", "article": TEXTS[0], "n": 1.5, "tags": ["é", None]},

@@ -103,7 +103,7 @@ def test_a_text_too_large_alone_ends_the_run_and_what_is_finished_stays(
     words = job(tmp_path, TEXTS)
     said = command(*words)
     assert re.fullmatch(
-        rf"summarize: error: line {BAD + 1} of \S+in can't be summarised: there is not enough memory for it, even "
+        rf"summarize: error: line {BAD + 1} of \S+in can't be processed: there is not enough memory for it, even "
         "alone; what was finished is kept, leave it out with --resume --on-error skip",
         said,
     )
@@ -130,7 +130,7 @@ def test_skipped_texts_are_named_by_id_counted_and_left_empty(
     assert warnings[0].startswith("memory does not suffice for 24 texts at a time")
     assert warnings[1:] == [
         f'line {BAD + 1} of {source} (id "n-{BAD}") was skipped: there is not enough memory for it, even alone',
-        "1 of 24 texts were skipped because of errors: no summary of them",
+        "1 of 24 texts were skipped because of errors: no output of them",
     ]
 
 
@@ -147,7 +147,7 @@ def test_skipped_texts_of_shards_are_counted_when_they_are_merged(command, greed
 
 def test_in_python_a_failing_text_is_an_error_or_an_empty_summary(greedy, summaries, monkeypatch):
     Memory(greedy, monkeypatch, bad_token=own_token(greedy, TEXTS, BAD))
-    with pytest.raises(UserError, match=f"text {BAD + 1} can't be summarised: there is not enough memory"):
+    with pytest.raises(UserError, match=f"text {BAD + 1} can't be processed: there is not enough memory"):
         greedy(TEXTS)
     found = greedy(TEXTS, on_error="skip")
     assert found == [summary if place != BAD else "" for place, summary in enumerate(summaries)]
@@ -177,7 +177,7 @@ def test_nan_names_the_text_instead_of_summarising_it(search, value):
     texts = TEXTS[:7]
     expected = summarizer(texts)
     hook = spoil(summarizer, own_token(summarizer, texts, BAD), float(value))
-    with pytest.raises(UserError, match=f"text {BAD + 1} can't be summarised: the model computes NaN"):
+    with pytest.raises(UserError, match=f"text {BAD + 1} can't be processed: the model computes NaN"):
         summarizer(texts)
     assert summarizer(texts, on_error="skip") == [*expected[:BAD], "", *expected[BAD + 1 :]]
     hook.remove()
@@ -191,7 +191,7 @@ def test_nan_in_a_prompt_names_it(tmp_path, search):
     texts = ["the cat sat", "the cat", "a cat", "the dog QQQ", "another text"]
     expected = summarizer(texts)
     spoil(summarizer, own_token(summarizer, texts, 3), float("nan"))
-    with pytest.raises(UserError, match="text 4 can't be summarised: the model computes NaN"):
+    with pytest.raises(UserError, match="text 4 can't be processed: the model computes NaN"):
         summarizer(texts)
     assert summarizer(texts, on_error="skip") == [*expected[:3], "", expected[4]]
 
@@ -226,5 +226,5 @@ def test_damaged_weights_end_the_run_at_the_first_text(command, tmp_path, monkey
     finally:
         with torch.no_grad():
             weight.copy_(before)
-    assert re.match(r"summarize: error: line \d+ of \S+ can't be summarised: the model computes NaN", said)
+    assert re.match(r"summarize: error: line \d+ of \S+ can't be processed: the model computes NaN", said)
     assert [path.name for path in tmp_path.iterdir()] == ["in"]

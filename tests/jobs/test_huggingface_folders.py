@@ -14,7 +14,7 @@ from fairseq_el.cli.convert import convert
 from fairseq_el.errors import UserError
 from fairseq_el.jobs.model_files import ModelFiles
 from helpers import DEMO, run_command
-from hf_models import LANGUAGES, LANGUAGES_50, bart, gpt2, save, save_mbart
+from hf_models import LANGUAGES, LANGUAGES_50, bart, gpt2, save, save_m2m100, save_mbart, save_nllb
 
 transformers = pytest.importorskip("transformers")
 
@@ -22,7 +22,14 @@ TEXTS = [
     "the cat sings", "on the theatre", "he sat on a hat", "in sicher re", "café, on 12", "red thing", "a tea in the",
     "cats, then hats",
 ]  # fmt: skip
-NAMES = ["gpt2", "bart", "bart, first token forced", "distilbart", "mbart", "mbart50"]
+SIDES = {  # languages as the models have them, and tokenizers of Transformers
+    "mbart": ("en_XX", "ro_RO", "MBart"),
+    "mbart50": ("en_XX", "ro_RO", "MBart50"),
+    "m2m100": ("en", "ro", "M2M100"),
+    "nllb": ("eng_Latn", "ron_Latn", "Nllb"),
+    "nllb, legacy": ("eng_Latn", "ron_Latn", "Nllb"),
+}
+NAMES = ["gpt2", "bart", "bart, first token forced", "distilbart", *SIDES]
 
 
 def ending(model):
@@ -32,6 +39,7 @@ def ending(model):
         "gpt2": lambda: model.transformer.ln_f,
         "bart": lambda: model.model.decoder.layers[-1].final_layer_norm,
         "mbart": lambda: model.model.decoder.layer_norm,
+        "m2m_100": lambda: model.model.decoder.layer_norm,
     }[kind]()
     row = model.get_input_embeddings().weight.data[model.config.eos_token_id]
     row.copy_(last.bias.data / last.bias.data.square().sum())
@@ -60,6 +68,9 @@ def folders(tmp_path_factory):
         "distilbart": lambda folder: save(ending(bart(encoder_layers=4, decoder_layers=1)), folder),
         "mbart": lambda folder: save_mbart(folder, learned_from, LANGUAGES, ending),
         "mbart50": lambda folder: save_mbart(folder, learned_from, LANGUAGES_50, ending, decoder_start_token_id=2),
+        "m2m100": lambda folder: save_m2m100(folder, learned_from, ending),
+        "nllb": lambda folder: save_nllb(folder, learned_from, ending),
+        "nllb, legacy": lambda folder: save_nllb(folder, learned_from, ending, legacy_behaviour=True),
     }
     made: dict[str, Path] = {}
 
@@ -79,7 +90,7 @@ def load(tmp_path_factory):
             preset |= {"task": "language_modeling", "max_new_tokens": longest(name), "el_unscored_prompts": True}
         path = tmp_path_factory.mktemp("preset") / "preset.yaml"
         path.write_text(json.dumps(preset))
-        languages = {"source_lang": "en_XX", "target_lang": "ro_RO"} if "mbart" in name else {}
+        languages = dict(zip(("source_lang", "target_lang"), SIDES[name])) if name in SIDES else {}
         return Summarizer.load(model, path, search, **{**languages, **options})
 
     return load
@@ -93,24 +104,24 @@ def transformers_model(folder: Path, name: str):
         # fairseq's language models begin with the end of a text
         return model, [[end, *tokenizer(text)["input_ids"]] for text in TEXTS], {"pad_token_id": end}
     options = {"suppress_tokens": [1], "min_new_tokens": 1}  # fairseq never takes padding, nor the end at once
-    if "mbart" not in name:
+    if name not in SIDES:
         model, tokenizer = (
             kind.from_pretrained(folder)
             for kind in (transformers.BartForConditionalGeneration, transformers.BartTokenizer)
         )
     else:
-        model = transformers.MBartForConditionalGeneration.from_pretrained(folder)
-        kind = transformers.MBart50Tokenizer if name == "mbart50" else transformers.MBartTokenizer
-        tokenizer = kind.from_pretrained(folder, src_lang="en_XX", tgt_lang="ro_RO")
-        code = tokenizer.convert_tokens_to_ids("ro_RO")
-        options["forced_bos_token_id" if name == "mbart50" else "decoder_start_token_id"] = code
+        source, target, kind = SIDES[name]
+        model = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder)
+        tokenizer = getattr(transformers, f"{kind}Tokenizer").from_pretrained(folder, src_lang=source, tgt_lang=target)
+        code = tokenizer.convert_tokens_to_ids(f"__{target}__" if name == "m2m100" else target)
+        options["decoder_start_token_id" if name == "mbart" else "forced_bos_token_id"] = code
     return model, [tokenizer(text)["input_ids"] for text in TEXTS], options
 
 
 def transformers_writes(folder: Path, name: str, beam: int) -> list[list[int] | None]:
     """The tokens of each output, without the special ones it begins and ends with; None for those cut off."""
     model, prompts, options = transformers_model(folder, name)
-    special = 2 if name in ("mbart50", "bart, first token forced") else 1
+    special = 1 if name in ("gpt2", "bart", "distilbart", "mbart") else 2
     written: list[list[int] | None] = []
     for prompt in prompts:
         source = torch.tensor([prompt])
@@ -160,7 +171,7 @@ def test_a_folder_gives_the_tokens_that_transformers_gives(folders, load, name, 
 # --- the same as the converted checkpoint --------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["gpt2", "bart, first token forced", "mbart", "mbart50"])
+@pytest.mark.parametrize("name", ["gpt2", "bart, first token forced", *SIDES])
 def test_a_folder_and_its_converted_checkpoint_are_one_model(folders, load, tmp_path, name):
     convert(folders(name), tmp_path / "fairseq")
     direct, converted = load(folders(name), name), load(tmp_path / "fairseq", name)
@@ -181,7 +192,7 @@ def test_weights_in_low_precision_are_the_same_numbers(load, tmp_path, stored):
 
 
 def test_a_long_text_is_cut_to_leave_room_for_special_tokens(folders, load):
-    for name in ("bart", "mbart", "mbart50"):
+    for name in ("bart", *SIDES):
         summarize = load(folders(name), name)
         positions = summarize.model.max_positions()[0]
         assert summarize.batcher.longest_text == positions - 2
@@ -202,18 +213,24 @@ def test_damaged_settings_of_special_tokens_are_refused_in_one_line(folders, loa
 
 def with_tokenizer_json(folder: Path, name: str) -> None:
     """As newer folders are, without the files of slow tokenizers."""
-    kind = {"gpt2": "GPT2", "bart": "Bart", "mbart": "MBart", "mbart50": "MBart50"}[name]
+    kind = {"gpt2": "GPT2", "bart": "Bart", "mbart50": "MBart50", "nllb": "Nllb"}[name]
     getattr(transformers, f"{kind}Tokenizer").from_pretrained(folder).save_pretrained(folder)
     for file in ("vocab.json", "merges.txt", "sentencepiece.bpe.model"):
         (folder / file).unlink(missing_ok=True)
     assert (folder / "tokenizer.json").exists()
 
 
-@pytest.mark.parametrize("name", ["bart", "gpt2", "mbart50"])
+@pytest.mark.parametrize("name", ["bart", "gpt2", "mbart50", "nllb"])
 def test_a_tokenizer_json_does_as_well(folders, load, tmp_path, name):
     folder = shutil.copytree(folders(name), tmp_path / "hf")
     with_tokenizer_json(folder, name)
     assert load(folder, name)(TEXTS) == load(folders(name), name)(TEXTS)
+
+
+def test_the_languages_of_nllb_are_known_without_a_tokenizer_json(folders, load, tmp_path):
+    folder = shutil.copytree(folders("nllb"), tmp_path / "hf")
+    (folder / "tokenizer.json").unlink()
+    assert load(folder, "nllb")(TEXTS) == load(folders("nllb"), "nllb")(TEXTS)
 
 
 def test_the_digest_is_of_all_that_outputs_depend_on(folders, tmp_path):

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 import make_checkpoint as maker  # scripts/make_checkpoint.py
-from fairseq_el.cli import convert, evaluate, merge, prepare, summarize
+from fairseq_el.cli import convert, merge, prepare, summarize
+from fairseq_el.cli.evaluate import results
 from fairseq_el.errors import UserError
 from fairseq_el.jobs import atomic_file
 from fairseq_el.jobs.atomic_file import AtomicFile, check_writable
@@ -148,12 +149,12 @@ def fail_as_full(*_):
 
 def test_a_row_of_results_is_added_whole_or_not_at_all(tmp_path, monkeypatch):
     path = tmp_path / "results.jsonl"
-    evaluate.append_result(path, {"n": 1})
+    results.append_result(path, {"n": 1})
     with monkeypatch.context() as patch:
-        patch.setattr(evaluate.os, "fsync", fail_as_full)
+        patch.setattr(results.os, "fsync", fail_as_full)
         with pytest.raises(OSError, match="No space left"):
-            evaluate.append_result(path, {"n": 2})
-    evaluate.append_result(path, {"n": 3})
+            results.append_result(path, {"n": 2})
+    results.append_result(path, {"n": 3})
     assert [json.loads(line) for line in read_lines(path)] == [{"n": 1}, {"n": 3}]
 
 
@@ -179,7 +180,7 @@ def test_a_place_that_can_not_be_written_to_is_said_before_a_model_is_loaded(tmp
     with pytest.raises(UserError, match=message):
         AtomicFile(Path(output))
     with pytest.raises(UserError, match=message):
-        evaluate.check_results(Path(output))
+        results.check_results(Path(output))
     merged = exit_of(merge, [tmp_path / "in", "--output", output], monkeypatch)
     assert merged.startswith("merge: error: ") and message in merged
 

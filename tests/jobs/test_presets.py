@@ -176,6 +176,6 @@ def test_mistakes_in_a_preset_are_one_line(load, content, message):
 @pytest.mark.parametrize("name", ["cnn", "elsewhere.yaml"])
 def test_an_unknown_preset_is_answered_with_those_there_are(name):
     with pytest.raises(
-        UserError, match=f"no preset '{name}': take one of cnndm, demo, gpt2_cnndm, plain, squad, xsum"
+        UserError, match=f"no preset '{name}': take one of cnndm, demo, gpt2_cnndm, plain, squad, translation, xsum"
     ):
         presets.load(name)

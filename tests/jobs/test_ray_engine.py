@@ -22,6 +22,7 @@ import torch
 
 from fairseq_el.cli import summarize
 from fairseq_el.errors import UserError
+from fairseq_el.jobs import presets
 from fairseq_el.jobs.inputs import Texts
 from fairseq_el.jobs.model_files import ModelFiles
 from fairseq_el.jobs.run import Finished, OneProcess, Run
@@ -241,7 +242,7 @@ class Pipeline:
     def __init__(self, folder: Path, attempts: int = 1):
         self.texts = Texts(str(folder / "in.jsonl"), True, None)
         files = ModelFiles.find(folder / "model")
-        preset = summarize.presets.load("demo", "beam").changed(el_attention="always", batch_size=2, nbest=2)
+        preset = presets.load("demo", "beam").changed(el_attention="always", batch_size=2, nbest=2)
         options = {"preset": preset, "stock": False, "fp16": False, "cpu": False, "seed": 1}
         self.job = engine.Job(self.texts, WINDOW, Shard(), Finished(None, WINDOW), files, options)
         self.summarizer = Summarizer.load(**self.job.loading())

@@ -9,12 +9,14 @@ import sys
 from collections.abc import Sequence
 
 from fairseq_el import __version__
-from fairseq_el.cli.options import convert, evaluate, info, merge, prepare, score, summarize
+from fairseq_el.cli.options import convert, evaluate, info, merge, prepare, score, serve, summarize, translate
 from fairseq_el.cli.options.parser import Parser
 from fairseq_el.errors import UserError
 
 COMMANDS = {
     "summarize": summarize,
+    "translate": translate,
+    "serve": serve,
     "evaluate": evaluate,
     "score": score,
     "prepare": prepare,
@@ -57,7 +59,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
         parser.print_help()
         parser.exit()
     module = COMMANDS[args.command]
-    if module in (summarize, evaluate):
+    if hasattr(module, "check"):
         try:
             module.check(own[args.command], args, rest)
         except UserError as error:

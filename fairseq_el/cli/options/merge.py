@@ -14,6 +14,6 @@ from pathlib import Path
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("parts", nargs="+", type=Path, metavar="PART", help="outputs of fairseq-el summarize --shard")
+    add("parts", nargs="+", type=Path, metavar="PART", help="outputs of fairseq-el summarize or translate with --shard")
     add("--output", required=True, type=Path, metavar="FILE", help="the merged file")
     add("--overwrite", action="store_true", help="replace the output if it exists")

@@ -38,24 +38,26 @@ from pathlib import Path
 from fairseq_el.cli.options.parser import Parser, add_model_arguments, preset_changes
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser, result: str = "summary", results: str = "summaries") -> None:
+    """result, results: what comes out, also for `translate`."""
     add_model_arguments(parser)
-    add_file_arguments(parser)
+    add_file_arguments(parser, result, results)
     add_run_arguments(parser)
     add_engine_arguments(parser)
 
 
-def add_file_arguments(parser: argparse.ArgumentParser) -> None:
+def add_file_arguments(parser: argparse.ArgumentParser, result: str, results: str) -> None:
     add = parser.add_argument
     add("--input", default="-", metavar="FILE", help="texts, or - for standard input (default: -)")
-    add("--output", default="-", metavar="FILE", help="summaries, or - for standard output (default: -)")
+    add("--output", default="-", metavar="FILE", help=f"{results}, or - for standard output (default: -)")
     add("--format", choices=("text", "jsonl"), help="of the input (default: jsonl if its name ends so, else text)")
     add("--text-field", metavar="NAME", help="of JSON objects (default: the first of text, article, document)")
-    add("--summary-field", metavar="NAME", default="summary", help="of JSON objects (default: summary)")
+    add(f"--{result}-field", metavar="NAME", default=result, dest="summary_field",
+        help=f"of JSON objects (default: {result})")  # fmt: skip
     add("--nbest", type=int, default=1, metavar="N", help='hypotheses per text; with more than one, JSON lines get the '
         'others as "alternatives" (default: 1)')  # fmt: skip
     add("--reference", type=Path, metavar="FILE",
-        help="one reference per line, to score the summaries with at the end (default: none)")  # fmt: skip
+        help=f"one reference per line, to score the {results} with at the end (default: none)")  # fmt: skip
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,7 +66,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     again("--resume", action="store_true", help="continue an interrupted run that had the same options")
     again("--overwrite", action="store_true", help="replace an output, or an interrupted run, of the same name")
     add("--on-error", choices=("abort", "skip"), default="abort", help="what to do with a text that does not fit in "
-        "memory even alone, or whose scores are NaN: end the run, or report it and leave its summary empty (default: "
+        "memory even alone, or whose scores are NaN: end the run, or report it and leave its output empty (default: "
         "abort)")  # fmt: skip
     add("--deterministic", action="store_true", help="the same bytes on the same kind of machine, whatever the order "
         "of texts, engine, workers and threads: one text at a time in one thread, which is slower")  # fmt: skip
