@@ -25,6 +25,7 @@ from serving.client import Client, Server, percentile, resident_bytes
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "reliability.md"
 PARTS = ("clients", "memory", "faults")
+HEALTH_EVERY = 0.05  # seconds
 SHORT_WORDS = 12  # of the texts with which memory is watched
 
 
@@ -72,7 +73,7 @@ async def ask_health(server: Server) -> list[float]:
                 began = time.monotonic()
                 await client.get("/health")
                 seconds.append(time.monotonic() - began)
-                await asyncio.sleep(0.02)
+                await asyncio.sleep(HEALTH_EVERY)
     except asyncio.CancelledError:
         return seconds
 

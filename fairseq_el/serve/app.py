@@ -54,8 +54,6 @@ def build_app(settings: ServerSettings, scheduler: Scheduler, metrics: Metrics) 
     )  # fmt: skip
     app.add_middleware(Guard, limits=settings.limits, metrics=metrics, token=settings.token)
     add_error_handlers(app)
-    add_operations(app, scheduler, metrics)
-    add_page(app)
     service = Service(settings, scheduler, metrics)
     add = app.add_api_route
     add("/v1/summaries", service.summaries, methods=["POST"], response_model=schemas.SummariesResponse,
@@ -65,6 +63,8 @@ def build_app(settings: ServerSettings, scheduler: Scheduler, metrics: Metrics) 
         summary="Summarize a text by greedy search, token by token")  # fmt: skip
     add("/v1/model", service.model, response_model=schemas.ModelDescription,
         responses={status: PROBLEMS[status] for status in (401, 503)}, summary="What the server runs")  # fmt: skip
+    add_operations(app, scheduler, metrics)
+    add_page(app)
     return app
 
 

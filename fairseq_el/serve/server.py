@@ -1,12 +1,15 @@
 """Runs the application with uvicorn: address, signals, and how it ends."""
 
+import asyncio
 import errno
 import logging
 import signal
 import socket
 from types import FrameType
+from typing import Any
 
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from fairseq_el.errors import UserError
 from fairseq_el.serve.app import build_app
@@ -15,6 +18,34 @@ from fairseq_el.serve.scheduler import Scheduler
 from fairseq_el.serve.settings import ServerSettings
 
 logger = logging.getLogger(__name__)
+
+
+class QuietTransport:
+    """Ignores what is asked of a closed connection, as asyncio's transports do. uvloop's raise, for example where a
+    client leaves before it has the answers to several requests that it sent together."""
+
+    def __init__(self, transport: asyncio.Transport):
+        self.transport = transport
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.transport, name)
+
+    def write(self, data: bytes) -> None:
+        if not self.transport.is_closing():
+            self.transport.write(data)
+
+    def pause_reading(self) -> None:
+        if not self.transport.is_closing():
+            self.transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if not self.transport.is_closing():
+            self.transport.resume_reading()
+
+
+class Protocol(HttpToolsProtocol):
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(QuietTransport(transport))  # type: ignore[arg-type]
 
 
 class Server(uvicorn.Server):
@@ -58,9 +89,8 @@ def run(settings: ServerSettings) -> None:
     scheduler = Scheduler(settings.model, settings.limits, metrics)
     config = uvicorn.Config(
         build_app(settings, scheduler, metrics), log_level="warning", access_log=False, server_header=False,
-        loop="asyncio",  # uvloop raises where a client closes its connection between requests that it has sent together
-        limit_concurrency=settings.limits.connections, timeout_keep_alive=30, proxy_headers=False,
-        timeout_graceful_shutdown=int(settings.limits.timeout) + 10, lifespan="on",
+        http=Protocol, limit_concurrency=settings.limits.connections, timeout_keep_alive=30,
+        proxy_headers=False, timeout_graceful_shutdown=int(settings.limits.timeout) + 10, lifespan="on",
     )  # fmt: skip
     server = Server(config, scheduler)
     host = f"[{settings.host}]" if ":" in settings.host else settings.host

@@ -10,7 +10,7 @@ import sys
 import time
 import urllib.request
 from pathlib import Path
-from typing import Any, Self
+from typing import IO, Any, Self
 
 LOAD_SECONDS = 300
 HOST = "127.0.0.1"
@@ -52,15 +52,16 @@ class Client:
 class Server:
     """`fairseq-el serve` with these words, on a free port, until the end of the block."""
 
-    def __init__(self, *words: str, environment: dict[str, str] | None = None):
+    def __init__(self, *words: str, environment: dict[str, str] | None = None, errors: IO[str] | None = None):
         self.words = words
         self.environment = environment or {}
+        self.errors = errors  # where its log goes
         self.options: dict[str, Any] = {}  # of requests, for clients that ask for the same
 
     def __enter__(self) -> Self:
         command = [sys.executable, "-m", "fairseq_el", "serve", "--port", "0", *self.words]
         self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, text=True, env=os.environ | self.environment
+            command, stdout=subprocess.PIPE, stderr=self.errors, text=True, env=os.environ | self.environment
         )
         self.pid = self.process.pid
         assert self.process.stdout is not None

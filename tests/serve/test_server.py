@@ -193,6 +193,22 @@ def test_a_client_that_leaves_frees_its_place(server):
     assert server.metric("fairseq_el_summary_tokens_total") - before < 5 * 20 * 5  # the rest was not summarised
 
 
+def test_a_client_that_leaves_before_the_answers_to_requests_sent_together_leaves_no_traceback(tmp_path):
+    log = tmp_path / "log"
+
+    async def leave(port: int) -> None:
+        for _ in range(3):
+            async with Client(port) as client:
+                for text in SHORT[:4]:
+                    client.send(SUMMARIES, {"text": text})
+                await client.writer.drain()
+
+    with log.open("w") as errors, Server("--model", "demo", "--threads", "1", errors=errors) as running:
+        asyncio.run(leave(running.port))
+        assert results(running, text=SHORT[0])[0]["summary"]
+    assert log.read_text() == ""
+
+
 def test_a_deadline_is_kept(server):
     began = time.monotonic()
     status, body, _ = ask(server, SUMMARIES, {"texts": TEXTS[:20], "beam": 16, "timeout": 0.05})
