@@ -51,12 +51,10 @@ def el_attention_(queries: Tensor, states: Tensor, span: Span) -> Tensor:
     return queries
 
 
-def transpose_heads(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """[b, n, d] -> [b, d, n], in half or single precision."""
+def transpose_heads(x: Tensor, out: Tensor) -> None:
+    """x: [b, n, h * d_k], out: [b, h, d_k, n], contiguous, in half or single precision."""
     (b, n, d), x = x.shape, x.contiguous()
-    out = x.new_empty(b, d, n, dtype=dtype)
     kernels().fairseq_el_transpose_heads(x.data_ptr(), out.data_ptr(), is_half(out), b, n, d)
-    return out
 
 
 def varlen_attention(

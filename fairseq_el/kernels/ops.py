@@ -88,14 +88,13 @@ def el_attention(
     return context, weights if need_weights else None
 
 
-def transpose_heads(x: Tensor, num_heads: int, dtype: torch.dtype) -> Tensor:
-    """Keys or values in the order of a cache. x: [b, n, h * d_k]; returns [b, h, d_k, n]."""
-    if dtype in CACHE_DTYPES and supported(x, x.size(2)):
-        transposed = native.transpose_heads(x, dtype)
+def transpose_heads(x: Tensor, out: Tensor) -> None:
+    """Stores keys or values in the order of a cache. x: [b, n, h * d_k], out: [b, h, d_k, n]"""
+    if out.dtype in CACHE_DTYPES and out.is_contiguous() and supported(x, x.size(2)):
+        native.transpose_heads(x, out)
     else:
-        largest = torch.finfo(dtype).max
-        transposed = x.mT.clamp(-largest, largest).to(dtype).contiguous()
-    return transposed.unflatten(1, (num_heads, -1))
+        largest = torch.finfo(out.dtype).max
+        out.copy_(x.mT.clamp(-largest, largest).view(out.shape))
 
 
 def writes_slots(keys: Tensor) -> bool:

@@ -12,6 +12,7 @@ softmax ignores. The value bias is added once, because each row of p sums to one
 """
 
 import time
+from collections.abc import Callable, Iterable
 
 import torch
 import torch.nn.functional as F
@@ -30,6 +31,7 @@ from fairseq_el.models.caches import (
     SelfAttentionCache,
     SharedPrefixCache,
 )
+from fairseq_el.models.encoder import split_by_tokens
 
 
 def expand_query(query: Tensor, key_weight: Tensor) -> Tensor:
@@ -87,6 +89,22 @@ def in_dtype_of(query: Tensor, x: Tensor | None) -> Tensor | None:
 def as_computed(states: Tensor) -> Tensor:
     """Cached states as linear layers take them: on a CPU in single precision."""
     return states.float() if states.device.type == "cpu" and states.dtype == torch.float16 else states
+
+
+def build_in_groups(
+    attention: MultiheadAttention, states: Tensor, project: Callable[[Tensor], Iterable[Tensor]]
+) -> KeyValues:
+    """K and V of states [b, n, d], [b, h, d_k, n] each, in the precision of the states. `project` computes both in
+    the order [b', n, h * d_k], for a few sentences at a time on a CPU: all at once would take more memory than K and V
+    do in half precision."""
+    b, n, _ = states.shape
+    groups = split_by_tokens([n] * b) if states.device.type == "cpu" else [slice(0, b)]
+    shape = (b, attention.num_heads, attention.head_dim, n)
+    key_values = states.new_empty(shape), states.new_empty(shape)
+    for group in groups:
+        for projected, out in zip(project(as_computed(states[group])), key_values):
+            ops.transpose_heads(projected, out[group])
+    return key_values
 
 
 def cached_key_values(attention: "ELAttention | PromptAttention", cache: SharedPrefixCache) -> KeyValues | None:
@@ -183,11 +201,7 @@ class ELAttention(MultiheadAttention):
         """
         b, n, _ = states.shape
         if isinstance(self.k_proj, PackedLinear):
-            wide = as_computed(states)
-            return (
-                ops.transpose_heads(self.k_proj(wide), self.num_heads, states.dtype),
-                ops.transpose_heads(self.v_proj(wide), self.num_heads, states.dtype),
-            )
+            return build_in_groups(self, states, lambda x: (self.k_proj(x), self.v_proj(x)))
         keys, values = (
             torch.bmm(weight.expand(b, -1, -1), states.mT) for weight in (self.k_proj.weight, self.v_proj.weight)
         )
@@ -337,8 +351,4 @@ class PromptAttention(CachedSelfAttention):
 
     def build_key_values(self, states: Tensor) -> KeyValues:
         """K and V of prompts [b, n, d], [b, h, d_k, n] each; with biases, as in the slots."""
-        keys, values = (
-            ops.transpose_heads(x, self.num_heads, states.dtype)
-            for x in project_together(as_computed(states), self.k_proj, self.v_proj)
-        )
-        return keys, values
+        return build_in_groups(self, states, lambda x: project_together(x, self.k_proj, self.v_proj))

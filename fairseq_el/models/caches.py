@@ -11,11 +11,16 @@ import torch
 from fairseq.modules import MultiheadAttention
 from torch import Tensor, nn
 
+from fairseq_el import heap
 from fairseq_el.kernels import ops
 from fairseq_el.kernels.formats import KeyValues, Padding, Slots
 from fairseq_el.kernels.fused_layer import LayerSpec
 from fairseq_el.models.costs import Machine, Shape, measure_machine
 from fairseq_el.models.policy import AttentionPolicy, PolicyState
+
+
+TRIM_FROM_BYTES = 16 << 20
+"""Size of the slots from which on trimming the heap, which takes milliseconds, doesn't count in a step's time."""
 
 
 def tensor_bytes(*tensors: Tensor | None) -> int:
@@ -336,6 +341,7 @@ class SelfAttentionCache(InIncrementalState):
         self.low_precision = low_precision
         self.device = torch.device(device)
         self.used = 0
+        self.grew = False  # whether the last step allocated, and left gaps in sizes that nothing needs again
         self.beam_mask = torch.ones(0, beam_size, 0, dtype=torch.bool)  # [b, x, capacity], False at a beam's own past
         self.others = ~torch.eye(beam_size, dtype=torch.bool, device=device)  # [x, x], the slots of other beams
         self.slots: dict[MultiheadAttention, KeyValues] = {}  # [b, h, capacity, d_k] each
@@ -347,7 +353,10 @@ class SelfAttentionCache(InIncrementalState):
         padded: [b * x], True where the newest token is padding, which no beam attends to. May be on the host.
         """
         x, b = self.beam_size, padded.numel() // self.beam_size
-        if self.used + x > self.beam_mask.size(2):
+        if self.grew and self.device.type == "cpu" and self.nbytes() > TRIM_FROM_BYTES:
+            heap.trim()
+        self.grew = self.used + x > self.beam_mask.size(2)
+        if self.grew:
             grown = torch.ones(b, x, self.used + x * self.BLOCK_STEPS, dtype=torch.bool, device=self.device)
             if self.used:
                 grown[:, :, : self.used] = self.beam_mask[:, :, : self.used]

@@ -46,7 +46,9 @@ def other_results() -> list[torch.Tensor]:
     queries, padding = drawn(2, 40, 64), Padding.behind(torch.tensor([70, 33]))
     for dtype in (torch.float32, torch.float16):
         states = drawn(2, 70, 64).to(dtype)
-        keys, values = (ops.transpose_heads(states.float() + i, 4, dtype) for i in range(2))
+        keys, values = (states.new_empty(2, 4, 16, 70) for _ in range(2))
+        ops.transpose_heads(states.float(), keys)
+        ops.transpose_heads(states.float() + 1, values)
         found.append(ops.el_attention(queries.clone(), states, padding)[0])
         found.append(ops.decoder_attention(queries, 4, 0.25, (keys, values), padding)[0])
     return found
