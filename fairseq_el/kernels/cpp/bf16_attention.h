@@ -16,11 +16,6 @@ static inline Vec coarse_exp2(Vec x) {
     return reinterpret_cast<Vec>(_mm512_scalef_ps(reinterpret_cast<__m512>(p), k));
 }
 
-static inline Vec from_bfloat16(const uint16_t* p) {
-    return reinterpret_cast<Vec>(
-        reinterpret_cast<UnitVec>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))) << 16);
-}
-
 static inline UnitVec rounded_bits(Vec x) {
     return reinterpret_cast<UnitVec>(
         _mm512_cvtepu16_epi32(reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(reinterpret_cast<__m512>(x)))));
@@ -62,8 +57,7 @@ class BFloat16Head {
             }
     }
 
-    // Weights of one row, before they are divided by their sum, which is returned. It is the sum of the rounded weights,
-    // so that what the values are multiplied with adds up to 1.
+    // Weights of one row, before they are divided by their sum, which is returned.
     float exponentiate(float* row, uint32_t* to) const {
         std::fill(row + n, row + padded, -1e30f);  // whose weight is 0
         Vec most = load(row);
@@ -75,9 +69,9 @@ class BFloat16Head {
         for (int i = 1; i < WIDTH; i++) largest = std::max(largest, most[i]);
         Vec total = {};
         for (int64_t j = 0; j < padded; j += WIDTH) {
-            uint16_t* rounded = reinterpret_cast<uint16_t*>(to) + j;
-            store_bfloat16(rounded, coarse_exp2(load(row + j) - largest));
-            total += from_bfloat16(rounded);
+            const Vec weight = coarse_exp2(load(row + j) - largest);
+            total += weight;
+            store_bfloat16(reinterpret_cast<uint16_t*>(to) + j, weight);
         }
         return sum(total);
     }
