@@ -1,6 +1,8 @@
 """Every effect of importing `fairseq_el`, in one function."""
 
 import functools
+import importlib
+from contextlib import suppress
 
 from fairseq_el import errors, lazy_import
 from fairseq_el.plugin import log_filters, threads
@@ -13,6 +15,7 @@ def register() -> None:
     - models: `el_transformer`, `el_bart` and `el_transformer_lm`, with an architecture for each stock one
     - tasks: `el_translation`, `el_language_modeling` and `stock_cache_meter`; the names of all stock tasks now mean
       our subclasses of them, so that command lines need no change
+    - of fairseq's examples: the task `translation_moe` and the model `transformer_pointer_generator`
     - the scorer `rouge`
     - the environment: GOMP_SPINCOUNT, unless it or OMP_WAIT_POLICY is set or torch was imported before
     - torch's safe globals: adds the classes in released checkpoints
@@ -25,6 +28,7 @@ def register() -> None:
     with log_filters.no_import_notices():
         lazy_import.import_fairseq()
     errors.install_hook()
+    _register_examples()
     _register_models()
     _register_tasks()
     _register_scorer()
@@ -34,6 +38,20 @@ def register() -> None:
 
     loading.allow_released_classes()
     compatibility.restore_numpy_names()
+
+
+def _register_examples() -> None:
+    """What stock fairseq takes from its examples with a `--user-dir` of their own: a command line has only one."""
+    from fairseq.models import MODEL_REGISTRY
+    from fairseq.tasks import TASK_REGISTRY
+
+    for name, registry, module in (
+        ("translation_moe", TASK_REGISTRY, "translation_moe.translation_moe_src"),
+        ("transformer_pointer_generator", MODEL_REGISTRY, "pointer_generator.pointer_generator_src"),
+    ):
+        if name not in registry:
+            with suppress(ModuleNotFoundError):  # not all packages of fairseq have the examples
+                importlib.import_module(f"fairseq.examples.{module}")
 
 
 def _register_models() -> None:
@@ -73,8 +91,7 @@ def _register_tasks() -> None:
 def accelerate_tasks() -> None:
     """Registers our subclass of each stock task under the stock name. fairseq's classes are not changed.
 
-    For tasks of other modules that are imported after `fairseq_el`, such as `translation_moe` in fairseq's examples,
-    call it again.
+    For tasks of other modules that are imported after `fairseq_el`, call it again.
     """
     from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY
 

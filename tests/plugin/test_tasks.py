@@ -2,17 +2,16 @@
 
 import logging
 import sys
+from argparse import ArgumentParser
 from pathlib import Path
 
 import pytest
-from fairseq.examples.translation_moe import translation_moe_src  # noqa: F401  (registers its task)
 from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY
 from fairseq.tasks.translation_from_pretrained_bart import TranslationFromPretrainedBARTTask
 from fairseq.tasks.translation_from_pretrained_xlm import TranslationFromPretrainedXLMTask
 
 from fairseq_el.generation.generator import ELSequenceGenerator
 from fairseq_el.plugin.compatibility import MaskedLMDictionaries
-from fairseq_el.plugin.register import accelerate_tasks
 from fairseq_el.plugin.tasks import ELGeneration
 from families import (
     FAMILIES,
@@ -25,9 +24,9 @@ from families import (
     task_words,
     write_data,
 )
+from helpers import run_command
 
 SEARCH = ["--beam", 3, "--nbest", 2, "--max-len-b", 10, "--batch-size", 5, "--cpu", "--no-progress-bar"]
-accelerate_tasks()
 
 
 @pytest.fixture
@@ -96,6 +95,9 @@ def test_every_registered_task_has_our_options():
         if name == "stock_cache_meter":
             continue
         assert issubclass(task, ELGeneration), name
+        parser = ArgumentParser()
+        task.add_args(parser)
+        assert parser.get_default("el_attention") == "auto", name
         if name in TASK_DATACLASS_REGISTRY:
             assert TASK_DATACLASS_REGISTRY[name]().el_attention == "auto"
 
@@ -119,8 +121,11 @@ def test_our_options_reach_the_generator_of_an_older_task(made, tmp_path, monkey
                                     "[(16, 3)]"]), "FConvModel"),
         (Family("translation_lev", [], ["--arch", "levenshtein_transformer", *SMALL, "--share-all-embeddings"]),
          "IterativeRefinementGenerator"),
+        (Family("translation", [], ["--arch", "transformer_pointer_generator", *SMALL, "--share-all-embeddings",
+                                    "--source-position-markers", 8, "--alignment-layer", 1, "--alignment-heads", 1]),
+         "TransformerPointerGeneratorModel"),
     ],
-    ids=["lstm", "convolutions", "levenshtein"],
+    ids=["lstm", "convolutions", "levenshtein", "pointer-generator"],
 )  # fmt: skip
 def test_what_has_no_el_form_says_so_in_a_line_and_runs_as_stock(
     family, says, made, working_stock, tmp_path, monkeypatch, caplog
@@ -131,6 +136,14 @@ def test_what_has_no_el_form_says_so_in_a_line_and_runs_as_stock(
     lines = [record.getMessage() for record in caplog.records if "no EL form" in record.getMessage()]
     assert len(lines) == 1 and says in lines[0] and "\n" not in lines[0]
     assert_same_texts(ours, working_stock(words, tmp_path / "stock"))
+
+
+def test_a_task_of_fairseqs_examples_needs_no_other_user_dir(made):
+    """Stock fairseq takes `translation_moe` from a folder of its own, and a command line has only one."""
+    done = run_command("fairseq-generate", *made(FAMILIES["translation_moe"]), *SEARCH, "--user-dir", "fairseq_el")
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "no EL form" not in done.stderr
+    assert done.stderr.splitlines()[-1] == f"fairseq_el | generated {SENTENCES} of {SENTENCES} sentences"
 
 
 @pytest.mark.parametrize("context", [[], ["--full-context-alignment"]], ids=["", "full context"])
