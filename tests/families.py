@@ -140,15 +140,15 @@ FAMILIES = {
 # ---- files
 
 
-def sentences() -> list[str]:
+def sentences(count: int = SENTENCES) -> list[str]:
     picks = random.Random(4)
-    return [" ".join(picks.choices(WORDS, k=picks.randint(1, 12))) for _ in range(SENTENCES)]
+    return [" ".join(picks.choices(WORDS, k=picks.randint(1, 12))) for _ in range(count)]
 
 
-def write_data(family: Family, folder: Path) -> None:
+def write_data(family: Family, folder: Path, count: int = SENTENCES) -> None:
     """A set `test` of raw text, or of features, with its dictionaries."""
     folder.mkdir()
-    lines = sentences()
+    lines = sentences(count)
     dictionary = "".join(f"{word} 1\n" for word in WORDS)
     for name in ("dict.txt", "dict.ltr.txt"):
         (folder / name).write_text(dictionary)
@@ -159,7 +159,7 @@ def write_data(family: Family, folder: Path) -> None:
         binarise(lines, folder / "test")
         for language in ("en", "de"):
             (folder / language).mkdir()
-            binarise(lines[: SENTENCES // 2], folder / language / "test")
+            binarise(lines[: count // 2], folder / language / "test")
         return
     source, target = family.languages
     for pair in (f"{source}-{target}", f"{target}-{source}"):
@@ -237,6 +237,11 @@ def stock_task(name: str) -> type[FairseqTask]:
     return next(kind for kind in TASK_REGISTRY[name].__mro__ if not kind.__module__.startswith("fairseq_el"))
 
 
+def use_stock_tasks(patch) -> None:
+    for name in list(TASK_REGISTRY):
+        patch.setitem(TASK_REGISTRY, name, stock_task(name))
+
+
 def task_words(family: Family, folder: Path) -> list[str]:
     words = [folder, "--task", family.name, *family.task]
     if family.languages is not None and family.names_languages:
@@ -293,8 +298,7 @@ def fairseq_generate(words: list, results: Path, monkeypatch, stock: bool) -> di
     """Hypotheses of the command line by sentence, with their scores: [(text, score), ...]."""
     with monkeypatch.context() as patch:
         if stock:
-            for name in list(TASK_REGISTRY):
-                patch.setitem(TASK_REGISTRY, name, stock_task(name))
+            use_stock_tasks(patch)
         patch.setattr(sys, "argv", ["fairseq-generate", *map(str, words), *RESULTS, str(results)])
         generate.cli_main()
     found: dict[int, list] = {}
