@@ -11,6 +11,7 @@ from fairseq.tasks.translation_from_pretrained_bart import TranslationFromPretra
 
 import fairseq_el
 from fairseq_el import Translator
+from fairseq_el.cli import translate as cli_translate
 from fairseq_el.cli.convert import convert
 from fairseq_el.errors import UserError
 from fairseq_el.jobs import presets
@@ -18,7 +19,7 @@ from fairseq_el.jobs.default_preset import default_preset
 from fairseq_el.jobs.model_files import ModelFiles
 from fairseq_el.text.languages import resolve
 from families import SMALL, Family, fairseq_generate, save_model, task_words
-from helpers import DEMO, read_lines, run_command, write_lines
+from helpers import DEMO, exit_of, interrupted_after, read_lines, run_command, write_lines
 from hf_models import NLLB_LANGUAGES, save_m2m100, train_sentencepiece
 
 LEARNED_FROM = (DEMO / "test.source").read_text(encoding="utf-8").splitlines()[:200]
@@ -206,6 +207,32 @@ def test_the_command_translates_lines_and_json_lines_and_shards(m2m100, tmp_path
     assert [record["translation"] for record in records] == expected
     assert all(set(record) == {"id", "text", "translation", "score", "alternatives"} for record in records)
     assert all(set(other) == {"translation", "score"} for record in records for other in record["alternatives"])
+
+
+def test_an_interrupted_translation_goes_on_with_the_same_languages(m2m100, tmp_path, monkeypatch):
+    def run(output: str, target: str, *words):
+        files = ["--input", tmp_path / "en.txt", "--output", tmp_path / output]
+        options = ["--model", m2m100, "-s", "en", "-t", target, "--cpu", "--max-len-b", 20, "--batch-size", 2]
+        return exit_of(cli_translate, [*options, *files, *words], monkeypatch)
+
+    write_lines(tmp_path / "en.txt", TEXTS)
+    assert run("whole.txt", "de") is None
+    with monkeypatch.context() as patch:
+        interrupted_after(1, patch)
+        assert run("de.txt", "de") == "\nInterrupted: continue with --resume."
+    assert not (tmp_path / "de.txt").exists()
+    assert "another set of options" in run("de.txt", "ro", "--resume")
+    assert run("de.txt", "de", "--resume") is None
+    assert read_lines(tmp_path / "de.txt") == read_lines(tmp_path / "whole.txt")
+
+
+def test_workers_of_ray_translate_as_a_single_process_does(m2m100, tmp_path):
+    pytest.importorskip("ray")
+    expected = Translator.load(m2m100, source_lang="en", target_lang="de", max_len_b=20)(TEXTS)
+    write_lines(tmp_path / "en.txt", TEXTS)
+    words = ["--engine", "ray", "--workers", "1", "--batch-size", "2"]
+    translate(m2m100, "--input", "en.txt", "--output", "de.txt", *words, cwd=tmp_path)
+    assert read_lines(tmp_path / "de.txt") == expected
 
 
 def test_a_mistake_in_a_language_is_one_line(m2m100, tmp_path):
