@@ -3,9 +3,11 @@
 import functools
 import importlib
 from contextlib import suppress
+from pathlib import Path
 
 from fairseq_el import errors, lazy_import
 from fairseq_el.plugin import log_filters, threads
+from fairseq_el.resources import USER_DIR
 
 
 @functools.cache
@@ -15,7 +17,7 @@ def register() -> None:
     - models: `el_transformer`, `el_bart` and `el_transformer_lm`, with an architecture for each stock one
     - tasks: `el_translation`, `el_language_modeling` and `stock_cache_meter`; the names of all stock tasks now mean
       our subclasses of them, so that command lines need no change
-    - of fairseq's examples: the task `translation_moe` and the model `transformer_pointer_generator`
+    - as a `--user-dir`, of fairseq's examples: the task `translation_moe` and the model `transformer_pointer_generator`
     - the scorer `rouge`
     - the environment: GOMP_SPINCOUNT, unless it or OMP_WAIT_POLICY is set or torch was imported before
     - torch's safe globals: adds the classes in released checkpoints
@@ -41,15 +43,12 @@ def register() -> None:
 
 
 def _register_examples() -> None:
-    """What stock fairseq takes from its examples with a `--user-dir` of their own: a command line has only one."""
-    from fairseq.models import MODEL_REGISTRY
-    from fairseq.tasks import TASK_REGISTRY
+    """As a `--user-dir`, adds what stock fairseq takes from its examples with a `--user-dir` of their own: a command
+    line has only one. In Python these can be imported, and would be there twice."""
+    from fairseq.utils import import_user_module
 
-    for name, registry, module in (
-        ("translation_moe", TASK_REGISTRY, "translation_moe.translation_moe_src"),
-        ("transformer_pointer_generator", MODEL_REGISTRY, "pointer_generator.pointer_generator_src"),
-    ):
-        if name not in registry:
+    if any(Path(folder).name == USER_DIR.name for folder in getattr(import_user_module, "memo", ())):
+        for module in ("translation_moe.translation_moe_src", "pointer_generator.pointer_generator_src"):
             with suppress(ModuleNotFoundError):  # not all packages of fairseq have the examples
                 importlib.import_module(f"fairseq.examples.{module}")
 
@@ -91,7 +90,8 @@ def _register_tasks() -> None:
 def accelerate_tasks() -> None:
     """Registers our subclass of each stock task under the stock name. fairseq's classes are not changed.
 
-    For tasks of other modules that are imported after `fairseq_el`, call it again.
+    For tasks of other modules that are imported after `fairseq_el`, such as `translation_moe` in fairseq's examples,
+    call it again.
     """
     from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY
 

@@ -6,12 +6,15 @@ from argparse import ArgumentParser
 from pathlib import Path
 
 import pytest
+from fairseq.examples.pointer_generator import pointer_generator_src  # noqa: F401  (registers its model)
+from fairseq.examples.translation_moe import translation_moe_src  # noqa: F401  (registers its task)
 from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY
 from fairseq.tasks.translation_from_pretrained_bart import TranslationFromPretrainedBARTTask
 from fairseq.tasks.translation_from_pretrained_xlm import TranslationFromPretrainedXLMTask
 
 from fairseq_el.generation.generator import ELSequenceGenerator
 from fairseq_el.plugin.compatibility import MaskedLMDictionaries
+from fairseq_el.plugin.register import accelerate_tasks
 from fairseq_el.plugin.tasks import ELGeneration
 from families import (
     FAMILIES,
@@ -27,6 +30,7 @@ from families import (
 from helpers import run_command
 
 SEARCH = ["--beam", 3, "--nbest", 2, "--max-len-b", 10, "--batch-size", 5, "--cpu", "--no-progress-bar"]
+accelerate_tasks()
 
 
 @pytest.fixture
@@ -138,12 +142,46 @@ def test_what_has_no_el_form_says_so_in_a_line_and_runs_as_stock(
     assert_same_texts(ours, working_stock(words, tmp_path / "stock"))
 
 
-def test_a_task_of_fairseqs_examples_needs_no_other_user_dir(made):
+def test_fairseqs_examples_need_no_other_user_dir(made):
     """Stock fairseq takes `translation_moe` from a folder of its own, and a command line has only one."""
-    done = run_command("fairseq-generate", *made(FAMILIES["translation_moe"]), *SEARCH, "--user-dir", "fairseq_el")
+    words = [*made(FAMILIES["translation_moe"]), *SEARCH]
+    done = run_command("fairseq-generate", *words, "--user-dir", "fairseq_el")
     assert done.returncode == 0, done.stderr[-2000:]
     assert "no EL form" not in done.stderr
     assert done.stderr.splitlines()[-1] == f"fairseq_el | generated {SENTENCES} of {SENTENCES} sentences"
+
+
+OWN_TASK = """
+from fairseq.tasks import register_task
+from fairseq.tasks.translation import TranslationConfig, TranslationTask
+
+@register_task("own", dataclass=TranslationConfig)
+class OwnTask(TranslationTask):
+    pass
+
+import fairseq_el
+"""
+
+
+def test_a_task_of_ones_own_comes_from_a_folder_that_imports_fairseq_el(made, tmp_path):
+    words = [*made(Family("translation", [], ["--arch", "transformer", *SMALL])), *SEARCH, "--quiet"]
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "__init__.py").write_text(OWN_TASK)
+    done = run_command(
+        "fairseq-generate", *words, "--user-dir", tmp_path / "own", "--task", "own", "--el-attention", "always",
+        "--el-profile",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert f"generated {SENTENCES} of {SENTENCES} sentences" in done.stderr
+    assert "cross-attention" in done.stderr  # in the profile, which only our generator prints
+
+
+def test_examples_can_be_a_user_dir_in_a_process_that_has_imported_fairseq_el():
+    for folder in ("translation_moe/translation_moe_src", "pointer_generator/pointer_generator_src"):
+        user_dir = f"argparse.Namespace(user_dir='examples/{folder}')"
+        code = f"import argparse, fairseq_el; from fairseq import utils; utils.import_user_module({user_dir})"
+        done = run_command(sys.executable, "-c", code)
+        assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("context", [[], ["--full-context-alignment"]], ids=["", "full context"])
