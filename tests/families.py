@@ -45,6 +45,7 @@ class Family:
     languages: tuple[str, str] | None = ("en", "de")
     names_languages: bool = True  # on the command line
     speech: str | None = None  # what is in the files: "fbank" or "waveform"
+    begins_with_language: bool = False  # speech in several languages: a tag in front of each target
     encoder: list | None = None  # of a pre-trained model of speech, which the model takes for its encoder
 
 
@@ -118,6 +119,10 @@ FAMILIES = {
         "speech_to_text", [], ["--arch", "s2t_transformer_xs", *SMALL, "--conv-channels", 24], speech="fbank",
         languages=None,
     ),
+    "s2t_transformer, multilingual": Family(
+        "speech_to_text", [], ["--arch", "s2t_transformer_xs", *SMALL, "--conv-channels", 24],
+        search=["--prefix-size", 1], speech="fbank", begins_with_language=True, languages=None,
+    ),
     "s2t_conformer": Family(
         "speech_to_text", [], ["--arch", "s2t_conformer", *SMALL, "--conv-channels", 24, "--attn-type", "espnet"],
         speech="fbank", languages=None,
@@ -154,6 +159,8 @@ def write_data(family: Family, folder: Path, count: int = SENTENCES) -> None:
         (folder / name).write_text(dictionary)
     if family.speech is not None:
         write_speech(family.speech, folder, lines)
+        if family.begins_with_language:
+            tag_languages(folder)
         return
     if family.languages is None:
         binarise(lines, folder / "test")
@@ -199,6 +206,15 @@ def write_speech(kind: str, folder: Path, lines: list[str]) -> None:
         f"vocab_filename: dict.txt\naudio_root: {folder}\n"
         + ("input_channels: 1\ninput_feat_per_channel: 80\n" if kind == "fbank" else "use_audio_input: true\n")
     )
+
+
+def tag_languages(folder: Path) -> None:
+    header, *rows = (folder / "test.tsv").read_text().splitlines()
+    tagged = [f"{row}\t{('de', 'fr')[number % 2]}" for number, row in enumerate(rows)]
+    (folder / "test.tsv").write_text("\n".join([f"{header}\ttgt_lang", *tagged]) + "\n")
+    for name, more in (("dict.txt", "<lang:de> 1\n<lang:fr> 1\n"), ("config.yaml", "prepend_tgt_lang_tag: true\n")):
+        with (folder / name).open("a") as file:
+            file.write(more)
 
 
 def write_zip(path: Path, samples: list[np.ndarray]) -> list[str]:
