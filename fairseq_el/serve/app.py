@@ -16,17 +16,20 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from fastapi_offline import FastAPIOffline
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fairseq_el.serve import metrics as prometheus
 from fairseq_el.serve import schemas
 from fairseq_el.serve.batches import QueueFull
-from fairseq_el.serve.guard import Guard
+from fairseq_el.serve.guard import Guard, followed_by
 from fairseq_el.serve.messages import Result
 from fairseq_el.serve.metrics import Metrics
 from fairseq_el.serve.scheduler import Answer, NotReady, Scheduler
 from fairseq_el.serve.settings import ServerSettings
 
+SUMMARIES = "/v1/summaries"
 PAGE = Path(__file__).with_name("page.html")
 DESCRIPTION = "Summaries from fairseq checkpoints. Texts of concurrent requests are batched together."
 PROBLEMS: dict[int | str, dict[str, Any]] = {
@@ -52,11 +55,12 @@ def build_app(settings: ServerSettings, scheduler: Scheduler, metrics: Metrics) 
         title="fairseq-el serve", version=settings.version, description=DESCRIPTION, lifespan=lifespan,
         redoc_url=None,
     )  # fmt: skip
-    app.add_middleware(Guard, limits=settings.limits, metrics=metrics, token=settings.token)
-    add_error_handlers(app)
     service = Service(settings, scheduler, metrics)
+    app.add_middleware(Shortcut, service=service)
+    app.add_middleware(Guard, limits=settings.limits, metrics=metrics, token=settings.token)  # around the shortcut
+    add_error_handlers(app)
     add = app.add_api_route
-    add("/v1/summaries", service.summaries, methods=["POST"], response_model=schemas.SummariesResponse,
+    add(SUMMARIES, service.summaries, methods=["POST"], response_model=schemas.SummariesResponse,
         responses=PROBLEMS, summary="Summarize a text, or several")  # fmt: skip
     add("/v1/summaries/stream", service.stream, methods=["POST"], response_class=Response,
         responses=PROBLEMS | {200: {"content": {"text/event-stream": {}}, "description": STREAM_EVENTS}},
@@ -69,8 +73,8 @@ def build_app(settings: ServerSettings, scheduler: Scheduler, metrics: Metrics) 
 
 
 STREAM_EVENTS = (
-    "Server-sent events: `token` with `{\"text\": ...}`, what to append, and at the end `summary` with a result as of "
-    "/v1/summaries, or `error` with `{\"error\": ...}`"
+    'Server-sent events: `token` with `{"text": ...}`, what to append, and at the end `summary` with a result as of '
+    '/v1/summaries, or `error` with `{"error": ...}`'
 )
 
 
@@ -152,6 +156,26 @@ class Service:
         return record_of(answer.result) | {"queue_seconds": answer.queue_seconds}
 
 
+class Shortcut:
+    """Takes valid requests for summaries past FastAPI's routing, which needs as much of the cores as all else that the
+    front does for a request, and the model needs them too. Requests with mistakes go the usual way, to be explained."""
+
+    def __init__(self, app: ASGIApp, service: Service):
+        self.app = app
+        self.service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] == "POST" and scope["path"] == SUMMARIES:
+            message = await receive()  # the whole body: `Guard` has read it
+            try:
+                request = schemas.SummariesRequest.model_validate_json(message["body"])
+                response = await self.service.summaries(request)
+                return await response(scope, receive, send)
+            except (ValidationError, schemas.InvalidRequest, QueueFull, NotReady):  # nothing was submitted
+                receive = followed_by(message, receive)
+        await self.app(scope, receive, send)
+
+
 def record_of(result: Result) -> dict[str, Any]:
     if not result.problem:
         return {**result.fields, "error": None}
@@ -226,7 +250,11 @@ def add_error_handlers(app: FastAPI) -> None:
 
     def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        known = {404: "there is nothing at this address: see /docs", 400: "the request is not valid JSON"}
+        known = {
+            400: "the request is not valid JSON",
+            404: "there is nothing at this address: see /docs",
+            405: f"this address does not take {request.method}: see /docs",
+        }
         message = known.get(error.status_code, str(error.detail))
         return as_error(error.status_code, message, dict(error.headers or {}))
 

@@ -269,4 +269,3 @@ def blank(text: Text) -> Result:
     empty: dict[str, Any] = {"summary": "", "score": None, "alternatives": [], "source_tokens": 0, "summary_tokens": 0}
     measured = {"model_seconds": 0.0, "batch_texts": 0, "source_state_bytes": 0, "beam_state_bytes": 0}
     return Result(text.job, {**empty, "truncated": False, "mostly_unknown": False, **measured})
-

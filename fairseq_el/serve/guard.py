@@ -100,15 +100,13 @@ class Guard:
     async def _run(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
         """Runs the application, until it has answered or the client is gone."""
         gone = asyncio.ensure_future(wait_for_disconnect(receive))
-        messages = [{"type": "http.request", "body": body, "more_body": False}]
 
-        async def receive_again() -> Message:
-            if messages:
-                return messages.pop()
+        async def disconnected() -> Message:
             await asyncio.shield(gone)
             return {"type": "http.disconnect"}
 
-        work = asyncio.ensure_future(self.app(scope, receive_again, send))
+        whole = {"type": "http.request", "body": body, "more_body": False}
+        work = asyncio.ensure_future(self.app(scope, followed_by(whole, disconnected), send))
         try:
             await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
@@ -119,6 +117,16 @@ class Guard:
             if not work.done():
                 work.cancel()
                 await asyncio.wait((work,))
+
+
+def followed_by(first: Message, receive: Receive) -> Receive:
+    """Receives this message, and then the others."""
+    waiting = [first]
+
+    async def receive_first() -> Message:
+        return waiting.pop() if waiting else await receive()
+
+    return receive_first
 
 
 async def wait_for_disconnect(receive: Receive) -> None:
