@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Drives `fairseq-el serve` on this machine: requests per second, latencies, and what faults do to other clients.
+r"""Drives `fairseq-el serve` on this machine: requests per second, latencies, and what faults do to other clients.
 
     python scripts/load.py                                          the demo model, minutes; writes docs/reliability.md
-    python scripts/load.py --model build/bart --texts 16 --clients 1 4 16 --skip memory faults
+    python scripts/load.py --model build/bart --preset cnndm --words 120 --texts 64 --max-len 60 --singles 4 \
+        --rounds 1 --skip memory faults --section load-bart         BART-large's shapes (scripts/make_checkpoint.py)
 
 It starts a server of its own on a free port of the loopback interface, and sends it a bounded number of requests. Every
 summary is compared with that of `Summarizer`, in this process, which also gives the speed to compare with: of a job
@@ -161,7 +162,7 @@ def render(results: dict[str, Any]) -> str:
         ]  # fmt: skip
         head = ["clients", "requests/s", "of the job's", "p50", "p95", "p99", "health, p99", "lost / twice / different"]
         parts.append(
-            f"Model `{results['model']}`, {found['texts']:,} texts, {found['rounds']} rounds. "
+            f"Model `{results['model']}`, {found['texts']:,} texts, rounds: {found['rounds']}. "
             f"A job over the same texts: {found['job_per_second']:.1f} texts/s. "
             f"One text at a time, median: {1000 * found['direct_p50']:.1f} ms "
             f"by `Summarizer`, {1000 * found['served_p50']:.1f} ms from the server "
