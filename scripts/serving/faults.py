@@ -17,7 +17,7 @@ from typing import Any
 from serving.client import HOST, Client, Server, resident_bytes
 
 BODY_BYTES = 20_000_000
-MARGIN = 40 << 20  # of address space that a worker keeps when its memory is limited
+MARGIN = 80 << 20  # of address space that a worker keeps: for some of the long texts; glibc reserves 64 MB at a time
 LONG_TEXTS = 40
 
 
