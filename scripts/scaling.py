@@ -20,7 +20,7 @@ RESULTS = ROOT / "docs" / "results"
 
 
 def show(results_file: Path, page: Path) -> None:
-    from bench import scaling_report
+    import scaling_report
 
     text = scaling_report.render(json.loads(results_file.read_text()))
     replace_section(page, "scaling", text)
@@ -39,14 +39,17 @@ def main(typed: list[str] | None = None) -> None:
     results_file = output / "scaling.json"
     page = output / PAGE.name if args.quick else PAGE
     if not args.report:
-        from bench import scaling, scaling_report  # load torch, fairseq and Ray
+        import scaling_measure  # loads torch, fairseq and Ray
+        import scaling_report
 
         for name in ("fairseq", "fairseq_el"):  # which tell what they load, and how
             logging.getLogger(name).setLevel(logging.WARNING)
-        settings = replace(scaling.QUICK if args.quick else scaling.Settings(), precision=args.precision)
-        records = scaling.measure(settings, args.repeats, output / "logs" if args.quick else BUILD / "logs")
+        settings = replace(
+            scaling_measure.QUICK if args.quick else scaling_measure.Settings(), precision=args.precision
+        )
+        records = scaling_measure.measure(settings, args.repeats, output / "logs" if args.quick else BUILD / "logs")
         made = {
-            "experiment": "scaling", "quick": args.quick, "environment": describe(scaling.versions()),
+            "experiment": "scaling", "quick": args.quick, "environment": describe(scaling_measure.versions()),
             "settings": asdict(settings) | {"repeats": args.repeats},
             "figures": scaling_report.figures(settings, records), "records": records,
         }  # fmt: skip

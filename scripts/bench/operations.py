@@ -83,9 +83,7 @@ def cached_step(layer: Layer, key: Tensor, beam_size: int) -> Work:
     state: dict = {}
 
     def step() -> Tensor:
-        return attention(
-            layer.query, key, key, incremental_state=state, static_kv=True, need_weights=False
-        )[0]
+        return attention(layer.query, key, key, incremental_state=state, static_kv=True, need_weights=False)[0]
 
     with torch.no_grad():
         step()
@@ -155,6 +153,7 @@ def operations(shape: Shape) -> dict[str, Work]:
 
 # ---- counting
 
+
 class Traffic(TorchDispatchMode):
     """Adds up the bytes that matrix products read and write, as if nothing stayed in a cache."""
 
@@ -181,6 +180,7 @@ def count(work: Callable[[], object]) -> dict[str, int]:
     with by_torch, sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as flops, Traffic() as traffic:
         work()
     return {"flops": flops.get_total_flops(), "bytes": traffic.bytes}
+
 
 # ---- timing
 

@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from bench import paper, paper_pages
-from bench.experiments import AXES, GROWTH_BASE, Sizes, cells_of, growth, peers, quality
+from bench import paper
+from bench.environment import BF16, EXACT, INT8, OURS, SYSTEMS
+from bench.plan import AXES, GROWTH_BASE, Sizes, cells_of, growth, peers, quality, work
 from bench.report import NOT_MEASURED, Measured, Spread, gigabytes, table, times
 from bench.runner import Cell
-from bench.systems import BF16, EXACT, INT8, OURS, SYSTEMS, is_float
-from bench.tasks import Task
+from bench.tasks import KINDS
 
 # `auto` with fp16 weights against the copied baseline should be so many times as fast.
-BARS = {
+TARGETS = {
     ("cnndm", "beam"): 2.0, ("xsum", "beam"): 2.0, ("squad", "beam"): 1.5,
     ("cnndm", "greedy"): 1.5, ("xsum", "greedy"): 1.5, ("squad", "greedy"): 1.3,
 }  # fmt: skip
@@ -25,7 +25,8 @@ def task_title(sizes: Sizes, name: str) -> str:
     task = sizes.task(name)
     assert task
     source = " to ".join(map(str, sorted({min(task.source_lengths), max(task.source_lengths)})))
-    return f"{task.model.title} on {task.title} ({source} tokens in, {task.output_length} out)"
+    out = "" if task.op == "encode" else f", {task.output_length} out"
+    return f"{task.model.title} on {task.title} ({source} tokens in{out})"
 
 
 # ---- other systems
@@ -48,11 +49,11 @@ def peer_rows(measured: Measured, cells: list[Cell]) -> list[dict[str, Any]]:
     stock = next((measured.of(cell.key) for cell in cells if cell.system == "stock"), [])
     rows = []
     for cell in cells:
-        if cell.system == EXACT and not cell.group.endswith("main"):
+        if cell.system == EXACT and cell.group.endswith(("more", "settings")):
             continue
         own, seconds, ours = measured.of(cell.key), measured.per_text(cell), exact.get(cell.group)
         equal = None
-        if own and stock:
+        if own and stock and "outputs" in own[0]:
             equal = sum(a == b for a, b in zip(own[0]["outputs"], stock[0]["outputs"]))
         ratio = seconds.median / ours.median if seconds and ours else None
         rows.append({"cell": cell, "seconds": seconds, "ratio": ratio, "equal": equal,
@@ -78,7 +79,7 @@ def render_peers(measured: Measured, sizes: Sizes, folder: Path) -> list[str]:
         "Beam search. `to fairseq_el`: how many times as long as fairseq_el in exact mode takes in the same rounds. "
         "`equal`: best hypotheses that are stock fairseq's, token for token, without the last one, which CTranslate2 "
         "can't be told to be `</s>`; weights are random, which makes for near-ties. Prompts of GPT-2 are scored by "
-        "stock fairseq alone. The Transformer of SQuAD was converted for no other system.",
+        "stock fairseq alone. Peak memory is the most that the worker process held while it answered (`VmHWM`).",
         "![Seconds per text by system](peers.svg)",
     ]
     for name, cells in peer_groups(sizes):
@@ -86,53 +87,59 @@ def render_peers(measured: Measured, sizes: Sizes, folder: Path) -> list[str]:
         known = peers_table(measured, cells) if any(measured.of(cell.key) for cell in cells) else NOT_MEASURED
         parts += [f"## {task_title(sizes, task)}, batch {batch}", known]
     if measured.results:
-        lines = [
-            [SYSTEMS[name].title, ", ".join(f"{n} {v}" for n, v in own.get("versions", {}).items()),
-             f"`{own['settings']}`" if own.get("settings") else ""]
-            for name, own in measured.results["systems"].items()
-        ]  # fmt: skip
-        parts += ["## Versions and settings", table(["system", "versions", "settings"], lines)]
+        parts += ["## Versions and settings", settings_table(measured)]
     return parts
+
+
+def settings_table(measured: Measured) -> str:
+    """A line for each system and each way that it was driven; commands with their options are in the JSON."""
+    assert measured.results
+    found = {}
+    for record in measured.records:
+        own = measured.results["systems"][record["system"]] | record
+        versions = ", ".join(f"{name} {version}" for name, version in own.get("versions", {}).items())
+        found[record["system"], own.get("settings", "")] = versions
+    lines = [[SYSTEMS[name].title, versions, f"`{settings}`" if settings else ""]
+             for (name, settings), versions in found.items()]  # fmt: skip
+    return table(["system", "versions", "settings"], lines)
 
 
 # ---- quality
 
 
+def count_equal(own: list[dict[str, Any]], other: list[dict[str, Any]]) -> str:
+    """Outputs that are the same, of how many."""
+    if not own or not other:
+        return ""
+    pairs = list(zip(own[0]["outputs"], other[0]["outputs"], strict=True))
+    return f"{sum(a == b for a, b in pairs):,}/{len(pairs):,}"
+
+
 def render_quality(measured: Measured, sizes: Sizes, folder: Path) -> list[str]:
-    cells = quality(sizes)
-    stock = measured.of(next(cell.key for cell in cells if cell.system == "stock"))
-    kinds = ("ROUGE-1", "ROUGE-2", "ROUGE-L")
+    records = {cell.system: measured.of(cell.key) for cell in quality(sizes)}
     lines = []
-    for cell in cells:
-        own = measured.of(cell.key)
+    for cell in quality(sizes):
+        own, exact = records[cell.system], SYSTEMS[cell.system].exact
         there = [f"{score:.2f}" for score in paper.TABLE5.get(cell.system, ())] or [""] * 3
+        scores = [f"{own[0]['scores'][kind]:.2f}" for kind in KINDS.values()] if own else [""] * 3
         if not own:
-            lines.append([SYSTEMS[cell.system].title, measured.why_missing(cell.key), "", "", "", *there])
-            continue
-        scores = [f"{own[0]['scores'][kind]:.2f}" for kind in kinds]
-        equal = sum(a == b for a, b in zip(own[0]["outputs"], stock[0]["outputs"])) if stock else 0
-        lines.append([SYSTEMS[cell.system].title, *scores, f"{equal:,}/{len(own[0]['outputs']):,}" if stock else "",
-                      *there])  # fmt: skip
+            scores[0] = measured.why_missing(cell.key)
+        equal = count_equal(own, records[exact]) if exact else ""
+        lines.append([SYSTEMS[cell.system].title, *scores, count_equal(own, records["stock"]), equal, *there])
+    header = ["system", *KINDS.values(), "equal to stock", "equal to its own float32",
+              *(f"paper: {kind}" for kind in KINDS.values())]  # fmt: skip
     return [
         "Table 5 of the paper, and the quality of other systems: the demo's trained model on its "
         f"{sizes.demo_texts:,} held-out texts, converted for each system. Beam 4, length penalty 1, at most 30 pieces; "
-        "rouge-score with stemming. `equal` counts best hypotheses that are stock fairseq's, token for token. Searches "
-        "of other systems may end elsewhere. The paper's numbers are of "
+        "rouge-score with stemming. `equal to stock` counts best hypotheses that are stock fairseq's (and our exact "
+        "mode's), token for token; `equal to its own float32`, for reduced precisions, those that the same library "
+        "gives in single precision. Searches of other systems may end elsewhere. The paper's numbers are of "
         "BART-large on CNN/DailyMail: what compares is that its rows are equal.",
-        table(["system", *kinds, "equal", *(f"paper: {kind}" for kind in kinds)], lines),
+        table(header, lines),
     ]
 
 
 # ---- limits and growth
-
-
-def layer_flops(task: Task) -> tuple[float, float]:
-    """FLOPs of encoding one average source, and of the linear layers of one row of a decoding step."""
-    m, n = task.model, task.mean_source
-    squares = sum(length**2 for length in task.source_lengths) / len(task.source_lengths)
-    encoder = m.layers * (2 * 12 * m.width**2 * n + 4 * squares * m.width)
-    step = 2 * (m.layers * 14 * m.width**2 + m.vocabulary * m.width)
-    return encoder, step
 
 
 BYTES_OF_WEIGHT = {"stock": 4, EXACT: 2, BF16: 2, INT8: 1}
@@ -154,16 +161,16 @@ def render_limits(measured: Measured, sizes: Sizes, folder: Path) -> list[str]:
     peaks = {name: max(r["peaks"][name] for r in own) for name in own[0]["peaks"]}
     lines = [[name, f"{value:.0f} {'GB/s' if name == 'memory' else 'GFLOP/s'}"] for name, value in peaks.items()]
     rows = []
-    encoder_flops, step_flops = layer_flops(task)
     key_values = 2 * 4 * task.mean_source * task.model.width * task.model.layers
     for cell in (c for batch in (8, 1) for c in peers(sizes, "cnndm", batch) if c.system in BYTES_OF_WEIGHT):
         encoder, step = (found.spread(cell, name) for name in ("encoder_seconds", "step_seconds"))
         if encoder and step:
+            encoder_flops, step_flops = work(task.model, cell.request)
             batch, peak = cell.request.batch, peaks.get(PEAK_OF.get(cell.system, "float32"))
             weights = step_flops / 2 * BYTES_OF_WEIGHT[cell.system]
             rows.append([
                 f"{SYSTEMS[cell.system].title}, batch {batch}",
-                str(encoder), *achieved(batch * encoder_flops, encoder, peak),
+                str(encoder), *achieved(encoder_flops, encoder, peak),
                 step.milliseconds(), *achieved(batch * cell.request.beam * step_flops, step, peak),
                 *achieved(weights + batch * key_values, step, peaks["memory"]),
             ])  # fmt: skip
@@ -231,39 +238,62 @@ def main_cells(sizes: Sizes) -> list[Cell]:
     return [cell for part in ("main", "more") for cell in peers(sizes, "cnndm", 8, part)]
 
 
-def slower_sentences(measured: Measured, sizes: Sizes) -> list[str]:
-    """Where a peer was faster: than exact mode in float, than int8 in reduced precision."""
-    found, rows_known = [], 0
+def faster_peers(measured: Measured, sizes: Sizes) -> list[str] | None:
+    """Where a peer was faster: than exact mode in float, than int8 in reduced precision. None without any pair."""
+    found, pairs = [], 0
     for name, cells in peer_groups(sizes):
-        rows = [row for row in peer_rows(measured, cells) if row["seconds"]]
-        own = {row["cell"].system: row["seconds"] for row in rows}
+        own = {row["cell"].system: row["seconds"] for row in peer_rows(measured, cells) if row["seconds"]}
         task, batch = name.split("/")
-        for ours, wanted in ((EXACT, True), (INT8, False)):
-            rivals = [row for row in rows if row["cell"].system not in (*OURS, "stock-fp16")
-                      and is_float(row["cell"].system) == wanted]  # fmt: skip
-            rows_known += bool(rivals and ours in own)
-            for row in rivals:
-                if ours in own and row["seconds"].median < own[ours].median:
-                    title = SYSTEMS[row["cell"].system].title
-                    found.append(f"{title} {own[ours].median / row['seconds'].median:.2f} times as fast as "
-                                 f"{SYSTEMS[ours].title} ({task}, batch {batch})")  # fmt: skip
-    if not rows_known:
-        return []
-    words = "; ".join(found) if found else "nothing"
-    return [f"**Slower than a peer**, exact mode among float32 or int8 among reduced precisions: {words}."]
+        for rival, seconds in own.items():
+            ours = INT8 if SYSTEMS[rival].exact else EXACT
+            if SYSTEMS[rival].is_ours or ours not in own:
+                continue
+            pairs += 1
+            if seconds.median < own[ours].median:
+                found.append(f"{SYSTEMS[rival].title} {own[ours].median / seconds.median:.2f} times as fast as "
+                             f"{SYSTEMS[ours].title} ({task}, batch {batch})")  # fmt: skip
+    return found if pairs else None
 
 
-def bars_table(measured: Measured, sizes: Sizes) -> str:
+def slower_than_stock(measured: Measured, sizes: Sizes) -> list[str]:
+    """Rows of Table 2 in which `auto` is."""
+    found = []
+    for task in sizes.tasks:
+        for search, kind in sorted(paper.planned(sizes, task.name)):
+            columns = ("stock", "auto-fp32", "auto-fp16")
+            stock, *ours = paper.table2_seconds(measured, sizes, task.name, search, kind, columns)
+            slow = [gain for own in ours if (gain := paper.ratio(own, stock)) is not None and gain < 1]
+            if slow:
+                found.append(f"{task.model.title} on {task.title}, {search}, {kind} batch ({times(min(slow))})")
+    return found
+
+
+def targets_table(measured: Measured, sizes: Sizes) -> str:
     lines = []
-    for (name, search), bar in BARS.items():
+    for (name, search), target in TARGETS.items():
         task = sizes.task(name)
-        if task is None:
+        if task is None or not (kinds := [k for s, k in sorted(paper.planned(sizes, name)) if s == search]):
             continue
-        ours, theirs = (paper_pages.table2_seconds(measured, sizes, name, search, c) for c in ("auto-fp16", "copied"))
-        value = paper_pages.ratio(ours, theirs)
-        verdict = "" if value is None else "yes" if value >= bar else "**no**"
-        lines.append([f"{task.title}, {search}", times(value), f"{bar:g}x", verdict])
-    return table(["`auto` to the copied baseline", "measured", "target", "met"], lines)
+        gains = []
+        for kind in kinds:
+            ours, theirs = paper.table2_seconds(measured, sizes, name, search, kind, ("auto-fp16", "copied"))
+            gains.append(paper.ratio(ours, theirs))
+        known = [gain for gain in gains if gain is not None]
+        verdict = "" if not known else "yes" if min(known) >= target else "**no**"
+        lines.append([f"{task.title}, {search}", *map(times, gains), f"{target:g}x", verdict])
+    return table(["`auto` to the copied baseline", "equal batch", "largest batch", "target", "met"], lines)
+
+
+def missed_sentences(folder: Path, sizes: Sizes) -> list[str]:
+    faster = faster_peers(Measured(folder, "peers"), sizes)
+    slow = slower_than_stock(Measured(folder, "table2"), sizes)
+    parts = []
+    if faster is not None:
+        words = "; ".join(faster) if faster else "nothing"
+        parts.append(f"**Slower than a peer**, exact mode among float32 or int8 among reduced precisions: {words}.")
+    if slow:
+        parts.append(f"**`auto` slower than stock fairseq**: {'; '.join(slow)}.")
+    return parts
 
 
 def summary(folder: Path, sizes: Sizes) -> list[str]:
@@ -280,15 +310,21 @@ def summary(folder: Path, sizes: Sizes) -> list[str]:
         f"{task_title(sizes, 'cnndm')}, beam 4, batch 8:",
         peers_table(found, main_cells(sizes)),
         "![Seconds per text by system](benchmarks/peers.svg)",
-        *slower_sentences(found, sizes),
-        bars_table(Measured(folder, "table2"), sizes),
+        *missed_sentences(folder, sizes),
+        targets_table(Measured(folder, "table2"), sizes),
         pages,
         "## Measure again",
         "    scripts/benchmark.py prepare            # once: other systems, each in an environment of its own\n"
-        "    scripts/benchmark.py run --minutes 45   # the most valuable cells first; again to go on\n"
+        "    scripts/benchmark.py list               # the groups in their order, and the minutes of each\n"
+        "    scripts/benchmark.py run --minutes 60   # the most valuable groups first; again to go on\n"
         "    scripts/benchmark.py publish            # results into docs/results, and these pages from them\n"
         "    scripts/benchmark.py run --quick        # toy sizes, under 3 minutes",
     ]
+
+
+def minutes_sentence(measured: Measured) -> list[str]:
+    seconds = sum(record.get("elapsed", 0.0) for record in measured.records)
+    return [f"Measured in {seconds / 60:.0f} minutes, loading included."] if seconds else []
 
 
 def machine_sentence(facts: dict[str, Any]) -> str:
@@ -320,13 +356,13 @@ def readme_section(folder: Path, sizes: Sizes) -> str:
 Render = Callable[[Measured, Sizes, Path], list[str]]
 PAGES: dict[str, tuple[str, Render]] = {
     "peers": ("Other systems", render_peers),
-    "table2": ("Table 2: sentences per second under a memory budget", paper_pages.render_table2),
-    "table3": ("Table 3: sentences per second by batch size", paper_pages.render_table3),
-    "table4": ("Table 4: bytes of source state", paper_pages.render_table4),
+    "table2": ("Table 2: sentences per second under a memory budget", paper.render_table2),
+    "table3": ("Table 3: sentences per second by batch size", paper.render_table3),
+    "table4": ("Table 4: bytes of source state", paper.render_table4),
     "quality": ("Table 5: quality of the output", render_quality),
-    "table1": ("Table 1: operations of attention", paper_pages.render_table1),
-    "figure3": ("Figure 3: FLOPs, bytes and time of operations", paper_pages.render_figure3),
-    "figure4": ("Figure 4: time of attention", paper_pages.render_figure4),
+    "table1": ("Table 1: operations of attention", paper.render_table1),
+    "figure3": ("Figure 3: FLOPs, bytes and time of operations", paper.render_figure3),
+    "figure4": ("Figure 4: time of attention", paper.render_figure4),
     "limits": ("Against the limits of the machine", render_limits),
     "growth": ("Growth of time and memory", render_growth),
 }

@@ -1,4 +1,14 @@
-"""The numbers of the paper, for pages to put beside measured ones. Its GPU is a V100 with 16 GB."""
+"""The paper's numbers, and the pages of its Tables 1 to 4 and Figures 3 and 4 that put them beside measured ones."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from bench.plan import GIB, TABLE4_FORMS, TABLE4_LIMIT, Sizes, cells_of, table2, table4_bytes
+from bench.report import NOT_MEASURED, Measured, Spread, table, times
+from bench.runner import BATCHES, Cell
+from bench.tasks import Task
+
+# ---- the numbers, of a V100 with 16 GB
 
 # Table 2: samples per second, multi-head attention and EL, by task and search, in single and in half precision.
 TABLE2: dict[tuple[str, str], dict[str, tuple[float, float]]] = {
@@ -50,3 +60,245 @@ V100_BALANCE = (10, 100)  # FLOP per byte, single and half precision
 
 # Figure 4, from the paper's text: EL against multi-head attention with a cache, at both ends.
 FIGURE4 = {("n", 64): 1.4, ("n", 1024): 5.0, ("beam", 1): 2.0, ("beam", 8): 5.0}
+
+# ---- Table 1 and Figures 3 and 4
+
+GROUPS = {"build": "1 build K and V", "project": "2 build query, project output", "attend": "3 calculate attention"}
+OWNERS = {
+    "copied": "multi-head, K and V per beam", "shared": "multi-head, K and V shared by beams",
+    "multi-head": "multi-head", "el": "EL",
+}  # fmt: skip
+FORMS = {
+    "no-cache": "multi-head, no cache", "copied": "multi-head, cache copied per beam",
+    "shared": "multi-head, cache shared by beams", "shared-kernel": "shared by beams, fairseq_el's kernel",
+    "el": "EL-attention",
+}  # fmt: skip
+PAPER_ORDER = {"build": ("O(n d²)", "0"), "project": ("O(d²)", "O(d²)"), "attend": ("O(x n d)", "O(h x n d)")}
+
+
+def title_of(operation: str) -> str:
+    group, owner = operation.split()
+    return f"{GROUPS[group]}: {OWNERS[owner]}"
+
+
+def shape_text(sizes: Sizes) -> str:
+    s = sizes.shape
+    step = f"One layer, one decoding step, batch {s.batch}, beam {s.beam}"
+    return f"{step}, n = {s.length}, {s.heads} heads, d = {s.width}"
+
+
+def render_table1(measured: Measured, sizes: Sizes, folder: Path) -> list[str]:
+    from bench.operations import operation_costs
+
+    counted = measured.of("table1/count/count")
+    costs, found = operation_costs(sizes.shape), counted[0]["operations"] if counted else {}
+    lines = [
+        [title_of(name), PAPER_ORDER[name.split()[0]][name.endswith("el")], f"{costs[name].flops / 1e9:.4g}",
+         f"{own['flops'] / 1e9:.4g}", f"{costs[name].bytes / 1e9:.4g}", f"{own['bytes'] / 1e9:.4g}"]
+        for name, own in found.items()
+    ]  # fmt: skip
+    header = ["operations", "paper: compute", "GFLOP, formula", "GFLOP, counted", "GB, formula", "GB, counted"]
+    return [
+        f"{shape_text(sizes)}, single precision. The formula is that of `fairseq_el/models/costs.py`. FLOPs are "
+        "counted by torch while the operations run, bytes from the tensors that matrix products read and write. "
+        "`paper` is the order of growth in the paper's Table 1; with beams that share K and V, group 3 reads O(n d), "
+        "not O(x n d).",
+        table(header, lines) if lines else NOT_MEASURED,
+    ]
+
+
+def timed_works(measured: Measured, cell: Cell) -> dict[str, Spread]:
+    """Seconds of each piece of work."""
+    own = measured.of(cell.key)
+    if len(own) < cell.rounds:
+        return {}
+    return {name: Spread([record["timed"][name] for record in own]) for name in own[0]["timed"]}
+
+
+def render_figure3(measured: Measured, sizes: Sizes, folder: Path) -> list[str]:
+    (cell,) = cells_of(sizes, "figure3")
+    timed, counted = timed_works(measured, cell), Measured(folder, "table1").of("table1/count/count")
+    parts = [
+        "![FLOPs against bytes of each group of operations; areas are times](figure3.svg)",
+        f"{shape_text(sizes)}. FLOPs and bytes as counted for [Table 1](table1.md), in single precision; the paper's "
+        "numbers, taken from its text, are for half precision, whose bytes are half of these. Times are of torch's "
+        "products for all forms alike; fairseq_el's kernels are in [Figure 4](figure4.md).",
+    ]
+    if not timed or not counted:
+        return [*parts, NOT_MEASURED]
+    lines = []
+    for name, seconds in timed.items():
+        own = counted[0]["operations"][name]
+        lines.append([
+            title_of(name), f"{own['flops'] / 1e9:.4g}", FIGURE3_GFLOP.get(name, ""), f"{own['bytes'] / 1e9:.4g}",
+            FIGURE3_GB.get(name, ""), f"{own['flops'] / own['bytes']:.2f}", seconds.milliseconds(),
+            f"{own['flops'] / seconds.median / 1e9:.1f}", f"{own['bytes'] / seconds.median / 1e9:.1f}",
+        ])  # fmt: skip
+    header = ["operations", "GFLOP", "paper's GFLOP", "GB", "paper's GB", "FLOP per byte", "ms", "GFLOP/s", "GB/s"]
+    return [*parts, table(header, lines)]
+
+
+def figure4_rows(measured: Measured, sizes: Sizes) -> list[tuple[int, int, dict[str, Spread]]]:
+    """n, beam, and seconds of one sentence with all its beams."""
+    rows = []
+    for cell in cells_of(sizes, "figure4"):
+        n, beam = map(int, cell.label.split("/"))
+        batch, own = cell.request.options["batch"], measured.of(cell.key)
+        if len(own) >= cell.rounds:
+            found = {name: Spread([r["timed"][name] / batch for r in own]) for name in own[0]["timed"]}
+            rows.append((n, beam, found))
+    return rows
+
+
+def render_figure4(measured: Measured, sizes: Sizes, folder: Path) -> list[str]:
+    lines = []
+    for n, beam, seconds in figure4_rows(measured, sizes):
+        el = seconds["el"].median
+        rent = el - seconds["shared-kernel"].median
+        known = [FIGURE4.get(("n", n) if beam == 4 else ("beam", beam))] if beam == 4 or n == 1024 else [None]
+        lines.append([
+            str(n), str(beam), *(seconds[form].milliseconds() for form in FORMS),
+            f"{seconds['no-cache'].median / el:.2f}x", f"{seconds['copied'].median / el:.2f}x",
+            f"{known[0]:g}x" if known[0] else "",
+            f"{seconds['build'].median / rent:.0f} steps" if rent > 0 else "never",
+        ])  # fmt: skip
+    header = ["n", "beam", *FORMS.values(), "EL to no cache", "EL to copied", "paper: EL to copied",
+              "building K and V pays after"]  # fmt: skip
+    return [
+        "![Time of attention for one sentence, against the source length and against the beam](figure4.svg)",
+        f"Milliseconds for one sentence with all its beams, of one layer's encoder-decoder attention in one decoding "
+        f"step: {sizes.shape.heads} heads, d = {sizes.shape.width}, single precision. Multi-head attention is stock "
+        "fairseq's class. The paper finds EL 36 times as fast as no cache.",
+        table(header, lines) if lines else NOT_MEASURED,
+    ]
+
+
+# ---- Tables 2 to 4
+
+
+def table2_cell(sizes: Sizes, name: str, search: str, kind: str, column: str) -> Cell | None:
+    """None where the plan leaves it out. Where beams share nothing, stock fairseq is the copied baseline."""
+    cells = {cell.label: cell for cell in table2(sizes, name, search, kind)}
+    return cells.get("copied" if column == "stock" and "stock" not in cells else column)
+
+
+def table2_seconds(
+    measured: Measured, sizes: Sizes, name: str, search: str, kind: str, columns: Iterable[str]
+) -> list[Spread | None]:
+    cells = [table2_cell(sizes, name, search, kind, column) for column in columns]
+    return [measured.per_text(cell) if cell else None for cell in cells]
+
+
+def speed(measured: Measured, cell: Cell | None) -> str:
+    """Sentences a second, the batch and the peak of memory."""
+    if cell is None:
+        return ""
+    own, seconds = measured.of(cell.key), measured.per_text(cell)
+    if seconds is None:
+        return measured.why_missing(cell.key)
+    peak = max(r["peak_bytes"] for r in own) / GIB
+    speeds = f"{1 / seconds.median:.3g} ({1 / seconds.most:.3g} to {1 / seconds.least:.3g})"
+    return f"{speeds}, b {own[0]['batch']}, {peak:.1f} GiB"
+
+
+def ratio(ours: Spread | None, theirs: Spread | None) -> float | None:
+    return theirs.median / ours.median if ours and theirs else None
+
+
+def table2_row(measured: Measured, sizes: Sizes, task: Task, search: str, kind: str, precision: str) -> list[str]:
+    columns = ["copied", "stock", f"always-{precision}", f"auto-{precision}"]
+    copied, stock, always, auto = table2_seconds(measured, sizes, task.name, search, kind, columns)
+    there = TABLE2.get((task.name, search), {}).get(precision)
+    known = [f"{there[0]:g}", f"{there[1]:g}", f"{there[1] / there[0]:.1f}x"] if there else ["", "", ""]
+    quotients = [ratio(always, copied), ratio(auto, copied), ratio(auto, stock)]
+    cells = [table2_cell(sizes, task.name, search, kind, column) for column in columns]
+    return [f"{task.model.title}, {task.title}, {precision}, {kind}", *(speed(measured, cell) for cell in cells),
+            *("" if q is None else times(q) for q in quotients), *known]  # fmt: skip
+
+
+def render_table2(measured: Measured, sizes: Sizes, folder: Path) -> list[str]:
+    sizes_tried = [batch for batch in reversed(BATCHES) if batch <= sizes.largest]
+    parts = [
+        f"Sentences per second. `equal`: all columns at the same batch. `largest`: under one budget of "
+        f"{sizes.budget / GIB:g} GiB for everything, weights included, each column at the largest batch (of "
+        f"{', '.join(map(str, sizes_tried))}) whose measured peak keeps to it; b is the batch, with the peak. Every "
+        "number is a whole generation. `copied` keeps K and V for every beam, as fairseq 0.9, the paper's baseline; "
+        "stock fairseq 0.12 shares them between the beams of BART, and has nothing to share elsewhere and in greedy "
+        "search. With fp16 weights fairseq_el keeps weights in half precision and computes in single; stock fairseq "
+        "turns them into single precision when it loads them, so its columns are those of fp32. Prompts of GPT-2 have "
+        "512 tokens at most, and are steps to stock fairseq. Blocking n-grams, which stock fairseq ignores on a CPU, "
+        "is left out. The paper's numbers are of a V100 with 16 GB.",
+        "![How many times as fast as the copied baseline](table2.svg)",
+    ]
+    for search, heading in (("beam", "Beam search"), ("diverse", "Diverse beam search"), ("greedy", "Greedy search")):
+        lines = [
+            table2_row(measured, sizes, task, search, kind, precision)
+            for task in sizes.tasks for precision in ("fp32", "fp16") for kind in ("equal", "largest")
+            if (search, kind) in planned(sizes, task.name)
+        ]  # fmt: skip
+        header = ["model, task, weights, batch", "copied", "stock 0.12", "EL `always`", "EL `auto`",
+                  "`always` to copied", "`auto` to copied", "`auto` to stock", "paper: multi-head", "paper: EL",
+                  "paper: EL to multi-head"]  # fmt: skip
+        parts += [f"## {heading}", table(header, lines)]
+    return parts
+
+
+def planned(sizes: Sizes, name: str) -> set[tuple[str, str]]:
+    """Searches of a task, and the kinds of batches."""
+    groups = [cell.group.split("/") for cell in cells_of(sizes, "table2")]
+    return {(search, kind) for task, search, kind in groups if task == name}
+
+
+def render_table3(measured: Measured, sizes: Sizes, folder: Path) -> list[str]:
+    columns = {"no-cache": "no cache", "copied": "cache copied per beam", "stock": "cache shared by beams",
+               "always-fp16": "EL `always`", "auto-fp16": "EL `auto`"}  # fmt: skip
+    cells = {cell.label: cell for cell in cells_of(sizes, "table3")}
+    lines = []
+    for batch in sizes.table3_batches:
+        found = [cells.get(f"{column}/{batch}") for column in columns]
+        lines.append([str(batch), *(speed(measured, cell) if cell else "left out" for cell in found)])
+    there = [[str(batch), *("" if c not in row else "does not fit" if row[c] is None else f"{row[c]:g}" for c in
+                            ("no-cache", "copied", "always"))] for batch, row in TABLE3.items()]  # fmt: skip
+    return [
+        f"Sentences per second by batch, with the peak of memory: BART-large on CNN/DailyMail, beam search, outputs of "
+        f"{sizes.table3_length} tokens, so that a generation without a cache, which computes all of K and V anew for "
+        "each token, takes minutes and not an hour. Batches are smaller than the paper's: two cores compute at full "
+        "speed from a few dozen rows on.",
+        table(["batch", *columns.values()], lines),
+        "## The paper, half precision, V100",
+        table(["batch", "no cache", "cache copied per beam", "EL"], there),
+    ]
+
+
+def render_table4(measured: Measured, sizes: Sizes, folder: Path) -> list[str]:
+    def gib(value: int | None) -> str:
+        return "" if value is None else f"{value / GIB:.4g}"
+
+    half, single, equal, known = [], [], 0, 0
+    for batch, n in sizes.table4:
+        name, there = f"batch {batch}, n = {n}", TABLE4.get((batch, n), ("", ""))
+        copied, shared, el = (table4_bytes(sizes, system, batch, n, 2) for system in TABLE4_FORMS)
+        half.append([name, gib(copied), there[0], gib(el), there[1], f"{copied / el:g}x", gib(shared)])
+        line = [name]
+        for system in TABLE4_FORMS:
+            formula = table4_bytes(sizes, system, batch, n, 4)
+            own = measured.of(f"table4/state/{batch}/{n}/{system}")
+            found = own[0]["source_bytes"] if own else None
+            equal, known = equal + (found == formula), known + (found is not None)
+            missing = f"over {TABLE4_LIMIT / GIB:g} GiB" if formula > TABLE4_LIMIT else NOT_MEASURED
+            line += [gib(formula), missing if found is None else gib(found)]
+        single.append(line)
+    layers, _, width, _ = sizes.table4_decoder
+    titles = ("copied per beam", "stock 0.12", "fairseq_el")
+    return [
+        f"What is kept of the source while a batch is generated, in GiB (the paper's GB): {layers} decoder layers, "
+        f"d = {width}, beam 4.",
+        "## Half precision, by formula, beside the paper",
+        table(["batch and source", "multi-head, per beam", "paper: multi-head", "EL", "paper: EL", "per beam to EL",
+               "multi-head, shared by beams"], half),
+        "## Single precision, measured",
+        "A CPU computes in single precision. Summed over the live tensors during a generation: K and V of all layers "
+        "in stock fairseq, the encoder's output in fairseq_el (`--el-attention always`). "
+        f"{equal} of {known} measured states are the formula's to the byte.",
+        table(["batch and source", *(f"{t}: {kind}" for t in titles for kind in ("formula", "measured"))], single),
+    ]  # fmt: skip

@@ -4,10 +4,10 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from bench import pages, paper, paper_pages
-from bench.experiments import Sizes, cells_of
+from bench import pages, paper
+from bench.environment import OURS, SYSTEMS
+from bench.plan import Sizes, cells_of
 from bench.report import Measured
-from bench.systems import OURS, SYSTEMS, is_float
 from fairseq_el.errors import UserError
 
 logging.getLogger("matplotlib").setLevel(logging.WARNING)  # it tells of every font it looks at
@@ -53,7 +53,7 @@ def peers(folder: Path, sizes: Sizes) -> Figure:
     for place, row in enumerate(rows):
         system, seconds = row["cell"].system, row["seconds"]
         colour = COLOURS["el" if system in OURS else "no-cache"]
-        ax.barh(place, seconds.median, color=colour, alpha=1.0 if is_float(system) else 0.55,
+        ax.barh(place, seconds.median, color=colour, alpha=0.55 if SYSTEMS[system].exact else 1.0,
                 xerr=[[seconds.median - seconds.least], [seconds.most - seconds.median]])  # fmt: skip
         ax.annotate(f" {seconds.median:.3g}", (seconds.most, place), va="center")
     ax.set_yticks(range(len(rows)), [SYSTEMS[row["cell"].system].title for row in rows])
@@ -65,28 +65,29 @@ def peers(folder: Path, sizes: Sizes) -> Figure:
 def table2(folder: Path, sizes: Sizes) -> Figure:
     """Speed as multiples of the copied baseline's, beside the paper's."""
     measured, rows = Measured(folder, "table2"), []
+    columns = ("copied", "stock", "always-fp32", "auto-fp32")
     for task in sizes.tasks:
-        for search in task.searches:
-            seconds = {c: paper_pages.table2_seconds(measured, sizes, task.name, search, c)
-                       for c in ("copied", "stock", "always-fp16", "auto-fp16")}  # fmt: skip
-            if seconds["copied"]:
-                rows.append((task, search, seconds))
+        for search, kind in sorted(paper.planned(sizes, task.name)):
+            found = paper.table2_seconds(measured, sizes, task.name, search, kind, columns)
+            if found[0]:
+                rows.append((task, search, kind, dict(zip(columns, found))))
     figure, (ax,) = new_figure(9, 1.6 + 0.5 * max(1, len(rows)))
-    bars = ("stock", "shared", "stock 0.12"), ("always-fp16", "el", "always"), ("auto-fp16", "shared-kernel", "auto")
+    bars = ("stock", "shared", "stock 0.12"), ("always-fp32", "el", "always"), ("auto-fp32", "shared-kernel", "auto")
     for offset, (column, colour, label) in enumerate(bars):
-        found = [(y, paper_pages.ratio(own[column], own["copied"])) for y, (_, _, own) in enumerate(rows)]
+        found = [(y, paper.ratio(own[column], own["copied"])) for y, (_, _, _, own) in enumerate(rows)]
         known = [(y, gain) for y, gain in found if gain]
         ax.barh([y + (offset - 1) * 0.25 for y, _ in known], [gain - 1 for _, gain in known], 0.25, left=1,
                 color=COLOURS[colour], label=label)  # fmt: skip
-    there = [(y, paper.TABLE2[t.name, s]["fp16"]) for y, (t, s, _) in enumerate(rows) if (t.name, s) in paper.TABLE2]
+    there = [(y, paper.TABLE2[t.name, s]["fp32"]) for y, (t, s, *_) in enumerate(rows) if (t.name, s) in paper.TABLE2]
     ax.plot([el / multi for _, (multi, el) in there], [y for y, _ in there], "D", color="black", markersize=5,
             label="paper: EL, V100")  # fmt: skip
     ax.axvline(1, color=COLOURS["copied"], linewidth=1.5, label="copied baseline")
     ax.set_xscale("log")
     plain_log_ticks(ax.xaxis)
-    ax.set_yticks(range(len(rows)), [f"{task.model.title}, {task.title}, {search}" for task, search, _ in rows])
+    names = [f"{task.model.title}, {task.title}, {search}, {kind}" for task, search, kind, _ in rows]
+    ax.set_yticks(range(len(rows)), names)
     ax.invert_yaxis()
-    ax.set_xlabel("times the speed of the copied baseline; fp16 weights")
+    ax.set_xlabel("times the speed of the copied baseline; fp32 weights")
     figure.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=5)
     return figure
 
@@ -94,7 +95,7 @@ def table2(folder: Path, sizes: Sizes) -> Figure:
 def figure3(folder: Path, sizes: Sizes) -> Figure:
     (cell,) = cells_of(sizes, "figure3")
     counted = Measured(folder, "table1").of("table1/count/count")
-    timed = paper_pages.timed_works(Measured(folder, "figure3"), cell) if counted else {}
+    timed = paper.timed_works(Measured(folder, "figure3"), cell) if counted else {}
     figure, (ax,) = new_figure(8.5, 5.6)
     longest = max((seconds.median for seconds in timed.values()), default=1.0)
     for name, seconds in timed.items():
@@ -128,12 +129,12 @@ def draw_balance(ax: Any, balance: float) -> None:
 
 
 def figure4(folder: Path, sizes: Sizes) -> Figure:
-    rows = paper_pages.figure4_rows(Measured(folder, "figure4"), sizes)
+    rows = paper.figure4_rows(Measured(folder, "figure4"), sizes)
     figure, panels = new_figure(10, 4.6, columns=2)
     halves = ([(n, own) for n, beam, own in rows if beam == sizes.figure4[0][1]],
               sorted((beam, own) for n, beam, own in rows if n == sizes.figure4[-1][0]))  # fmt: skip
     for ax, points, title in zip(panels, halves, ("source length n (beam 4)", "beam (n = 1024)")):
-        for form, label in paper_pages.FORMS.items():
+        for form, label in paper.FORMS.items():
             if points:
                 ax.plot([x for x, _ in points], [1e3 * own[form].median for _, own in points], "o-",
                         color=COLOURS[form], markersize=4, label=label)  # fmt: skip

@@ -31,8 +31,8 @@ class Request:
     """One piece of work for a worker.
 
     op: "generate" (random sources in, exactly `length` tokens out for each, the closing </s> among them; everything is
-    timed), "texts" (the sentences of a file in, of any length out), "source_state" (bytes that are cached of the
-    source, from the live tensors), or one of `operations.py`.
+    timed), "texts" (the sentences of a file in, of any length out), "encode" (the encoder alone), "source_state" (bytes
+    that are cached of the source, from the live tensors), or one of `operations.py`.
     lengths: of distinct sources, which a batch goes through in turn. search: further options of fairseq's search.
     attention: of fairseq_el. multi_head: what becomes of K and V in stock fairseq: None as this release has it,
     "copied" for each beam, or "no-cache". options: of operations.

@@ -9,6 +9,7 @@ from typing import Any
 Record = dict[str, Any]
 NOT_MEASURED = "not measured"
 README_MARK = "benchmark"
+OF_SYSTEM = ("versions", "settings", "command")
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:
@@ -61,16 +62,17 @@ def run_facts(results: dict[str, Any]) -> str:
 
 
 def split(lines: Path, folder: Path) -> None:
-    """Makes a JSON file for each experiment of the lines of a run."""
+    """Makes a JSON file for each experiment of the lines of a run. What all records of a system share, it has once."""
     facts, *records = (json.loads(line) for line in lines.read_text().splitlines())
     del facts["kind"]
     by_experiment: dict[str, list[Record]] = {}
     systems: dict[str, dict[str, Any]] = {}
     for record in records:
-        own = {name: record.pop(name) for name in ("versions", "settings") if name in record}
         name = record["cell"].partition("/")[0]
-        by_experiment.setdefault(name, []).append(record)
-        systems.setdefault(name, {}).setdefault(record["system"], own)
+        own = {fact: record[fact] for fact in OF_SYSTEM if fact in record}
+        first = systems.setdefault(name, {}).setdefault(record["system"], own)
+        kept = {fact: value for fact, value in record.items() if fact not in own or first.get(fact) != value}
+        by_experiment.setdefault(name, []).append(kept)
     folder.mkdir(parents=True, exist_ok=True)
     for name, own_records in by_experiment.items():
         versions = dict(facts["versions"])
@@ -80,6 +82,19 @@ def split(lines: Path, folder: Path) -> None:
         text = json.dumps(made, indent=1)[:-2] + ',\n "records": [\n'
         text += ",\n".join("  " + json.dumps(record) for record in own_records) + "\n ]\n}\n"
         (folder / f"{name}.json").write_text(text)
+
+
+def continue_published(folder: Path, file: Path, facts: dict[str, Any]) -> None:
+    """Begins the lines of a run with what was published of the same code and machine."""
+    experiments = [json.loads(name.read_text()) for name in sorted(folder.glob("*.json"))]
+    published = [own for own in experiments if own.get("environment", {}).get("commit") == facts["commit"]
+                 and own["environment"]["machine"] == facts["machine"] and "systems" in own]  # fmt: skip
+    if not published or facts["quick"]:
+        return
+    lines = [{"kind": "run"} | facts]
+    lines += [own["systems"][record["system"]] | record for own in published for record in own["records"]]
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 class Measured:
@@ -103,7 +118,6 @@ class Measured:
         found = [r[quantity] * scale for r in self.of(cell.key) if r.get(quantity) is not None]
         return Spread(found) if len(found) >= cell.rounds else None
 
-
     def per_text(self, cell: Any) -> "Spread | None":
         """Seconds; the batch may be smaller than the request's, under a budget."""
         own = self.of(cell.key)
@@ -126,35 +140,27 @@ class Spread:
 # ---- pages
 
 
-def experiments() -> list[str]:
-    from bench import pages
-
-    return list(pages.PAGES)
-
-
 def write_pages(folder: Path, docs: Path, readme: Path | None) -> list[Path]:
     """All pages, also those of which nothing was measured; returns their files."""
     from bench import pages, plots
-    from bench.experiments import FULL, QUICK
+    from bench.plan import FULL, QUICK
 
     files = [folder / f"{name}.json" for name in pages.PAGES]
     quick = any(json.loads(file.read_text())["environment"]["quick"] for file in files if file.exists())
     sizes = QUICK if quick else FULL
     (docs / "benchmarks").mkdir(parents=True, exist_ok=True)
-    written = []
+    written = [docs / "benchmarks.md"]
     for name, (title, render) in pages.PAGES.items():
         measured = Measured(folder, name)
         opening = [f"# {title}", "Part of the [benchmarks](../benchmarks.md)."]
         if measured.results:
-            opening.append(run_facts(measured.results))
+            opening += [run_facts(measured.results), *pages.minutes_sentence(measured)]
         if quick:
             opening.append("**Toy sizes (`--quick`): this shows that the benchmark runs, and nothing else.**")
-        page = docs / "benchmarks" / f"{name}.md"
-        page.write_text("\n\n".join([*opening, *render(measured, sizes, folder)]) + "\n")
-        written.append(page)
+        written.append(docs / "benchmarks" / f"{name}.md")
+        written[-1].write_text("\n\n".join([*opening, *render(measured, sizes, folder)]) + "\n")
     plots.draw_all(folder, sizes, docs / "benchmarks")
-    summary = docs / "benchmarks.md"
-    summary.write_text("\n\n".join(pages.summary(folder, sizes)) + "\n")
+    written[0].write_text("\n\n".join(pages.summary(folder, sizes)) + "\n")
     if readme:
         replace_section(readme, README_MARK, pages.readme_section(folder, sizes))
-    return [summary, *written]
+    return written

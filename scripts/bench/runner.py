@@ -7,6 +7,7 @@ other, so that a round goes over all of them before the next begins. A run that 
 import json
 import os
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -14,18 +15,20 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from bench import environment
 from bench.checkpoints import Checkpoint
+from bench.environment import SYSTEMS, SystemKind
 from bench.protocol import Request, fingerprint
-from bench.systems import SYSTEMS, SystemKind
 
 Record = dict[str, Any]
 ROUNDS = 3
 BATCHES = (32, 24, 16, 12, 8, 6, 4, 3, 2, 1)  # that are tried under a memory budget
 LONGEST = 900.0  # seconds of one answer
 LOG_LINES_SHOWN = 5
+LOADING = 8.0  # seconds until a worker of BART-large is warm
 FREE_SHARE = 0.55  # of the machine's memory: workers that wait may take it together
 
 
@@ -36,7 +39,7 @@ class WorkerFailed(RuntimeError):
 @dataclass(frozen=True)
 class Cell:
     """label: its name among those of the group. budget: bytes for everything; the batch is then the largest that fits,
-    and `sentence_bytes`, the least that a sentence takes by formula, says where to begin."""
+    and `sentence_bytes`, the least that a sentence takes by formula, says where to begin. estimate: seconds."""
 
     experiment: str
     group: str
@@ -47,6 +50,7 @@ class Cell:
     rounds: int = ROUNDS
     budget: int | None = None
     sentence_bytes: float = 0.0
+    estimate: float = 0.0
 
     @property
     def key(self) -> str:
@@ -60,11 +64,11 @@ class Worker:
         self.kind = kind
         self.log = logs / f"{kind.name}.log"
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        python = environment.peer_python(kind.environment) if kind.environment else sys.executable
+        command = kind.command(checkpoint)
         with self.log.open("a") as log:
             self.process = subprocess.Popen(
-                [python, "-m", kind.module, json.dumps(kind.worker_options(checkpoint))],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, env=worker_environment(),
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
+                cwd=environment.ROOT, env=worker_environment(),
             )  # fmt: skip
         assert self.process.stdin and self.process.stdout
         self.requests, self.answers = self.process.stdin, self.process.stdout
@@ -153,7 +157,7 @@ class Pool:
                 self.workers.popitem()[1].stop()
             self.workers[name] = Worker(kind, cell.checkpoint, self.logs)
         worker = self.workers[name] = self.workers.pop(name)
-        if cell.request.op == "generate" and cell.key not in worker.warm:
+        if cell.request.op in ("generate", "encode") and cell.key not in worker.warm:
             # what only first calls do is not what a long run costs
             worker.ask(replace(cell.request, batch=min(2, cell.request.batch), length=3))
             worker.warm.add(cell.key)
@@ -182,6 +186,7 @@ class Results:
 
     def __init__(self, file: Path, facts: dict[str, Any]):
         self.file = file
+        self.pace = 1.0
         self.facts: Record = {"kind": "run"} | facts
         self.records: list[Record] = []
         if file.exists():
@@ -206,13 +211,33 @@ class Results:
     def of(self, cell: Cell) -> list[Record]:
         return [record for record in self.records if record.get("cell") == cell.key]
 
-    def missing_round(self, cell: Cell) -> int | None:
-        """The next round to measure; None when there is nothing left to do."""
+    def rounds_left(self, cell: Cell) -> int:
+        """0 for a cell that failed."""
         own = self.of(cell)
         if any("failed" in record for record in own):
-            return None
-        found = sum("over_budget" not in record for record in own)
-        return found if found < cell.rounds else None
+            return 0
+        return max(0, cell.rounds - sum("over_budget" not in record for record in own))
+
+    def seconds(self, cell: Cell) -> float:
+        """Of one answer: the longest that was measured, or the estimate, corrected by what others have taken."""
+        known = [record["seconds"] for record in self.of(cell) if "seconds" in record]
+        return max(known, default=cell.estimate * self.pace)
+
+    def seconds_left(self, group: list[Cell]) -> float:
+        """Of what is missing of a group, with loading."""
+        left = [cell for cell in group if self.rounds_left(cell)]
+        workers = {(cell.system, str(cell.checkpoint)) for cell in left}
+        tries = sum(self.seconds(cell) for cell in left if cell.budget and not self.of(cell))  # too large batches
+        return sum(self.rounds_left(cell) * self.seconds(cell) for cell in left) + tries + LOADING * len(workers)
+
+    def set_pace(self, cells: Iterable[Cell]) -> None:
+        """How many times as long as estimated the measured ones took."""
+        measured, estimated = 0.0, 0.0
+        for cell in cells:
+            found = [r["seconds"] for r in self.of(cell) if "seconds" in r and "over_budget" not in r]
+            if found and cell.estimate:
+                measured, estimated = measured + median(found), estimated + cell.estimate
+        self.pace = measured / estimated if estimated else 1.0
 
 
 def read_lines(file: Path) -> list[Record]:
@@ -225,35 +250,41 @@ def read_lines(file: Path) -> list[Record]:
 
 
 class Run:
-    """minutes: after which no measurement begins, nor one that is known to take longer than what is left."""
+    """minutes: the time for all. A group that would take longer than what is left is not begun."""
 
     def __init__(self, results: Results, minutes: float | None, score: Callable[[list[list[int]]], Any] | None = None):
         self.results = results
         self.ends = time.monotonic() + 60 * minutes if minutes else float("inf")
         self.score = score  # of outputs for real texts
 
-    def over(self, groups: Iterable[list[Cell]], logs: Path) -> bool:
-        """Whether everything was measured."""
+    def over(self, groups: list[list[Cell]], logs: Path) -> bool:
+        """Whether everything was measured. A group that is too long leaves its time to those behind it."""
+        complete = True
         with Pool(logs) as pool:
             for group in groups:
+                self.results.set_pace(cell for cells in groups for cell in cells)
+                if not any(map(self.results.rounds_left, group)):
+                    continue
+                if not self.has_time_for(self.results.seconds_left(group)):
+                    complete = False
+                    continue
                 pool.make_room(group)
-                if not self.measure_group(group, pool):
-                    return False
-        return True
+                complete = self.measure_group(group, pool) and complete
+        return complete
 
     def measure_group(self, group: list[Cell], pool: Pool) -> bool:
         for number in range(max(cell.rounds for cell in group)):
             for cell in group:
-                if self.results.missing_round(cell) != number:
+                left = self.results.rounds_left(cell)
+                if not left or cell.rounds - left != number:
                     continue
-                if not self.has_time_for(cell):
+                if not self.has_time_for(self.results.seconds(cell)):
                     return False
                 self.measure(cell, number, pool)
         return True
 
-    def has_time_for(self, cell: Cell) -> bool:
-        known = [record["seconds"] for record in self.results.of(cell) if "seconds" in record]
-        return time.monotonic() + max(known, default=0.0) <= self.ends
+    def has_time_for(self, seconds: float) -> bool:
+        return time.monotonic() + seconds <= self.ends
 
     def measure(self, cell: Cell, number: int, pool: Pool) -> None:
         """Under a budget, smaller batches follow until one fits."""
@@ -290,18 +321,22 @@ class Run:
         return [record["batch"] for record in own if "seconds" in record and "over_budget" not in record][:1]
 
     def ask(self, cell: Cell, request: Request, pool: Pool) -> Record:
-        started = time.perf_counter()
+        began = time.perf_counter()
         try:
             worker = pool.get(cell)
+            started = time.perf_counter()
             answer = worker.ask(request)
         except (WorkerFailed, RuntimeError) as error:
             pool.forget(cell)
             return {"batch": request.batch, "failed": str(error)[-300:]}
-        facts = {"batch": request.batch, "seconds": time.perf_counter() - started}
+        ended = time.perf_counter()
+        facts = {"batch": request.batch, "seconds": ended - started, "elapsed": ended - began}
         tokens = answer.pop("tokens", [])
         if tokens:
             answer["outputs"] = [fingerprint(sentence) for sentence in tokens]
             if request.op == "texts" and self.score:
                 answer["scores"] = self.score(tokens)
         own = {"rest_bytes": worker.loaded["rest_bytes"]}
-        return facts | own | {name: worker.loaded[name] for name in ("versions", "settings")} | answer
+        shown = ["python" if word == sys.executable else word for word in SYSTEMS[cell.system].command(cell.checkpoint)]
+        own |= {name: worker.loaded[name] for name in ("versions", "settings")} | {"command": shlex.join(shown)}
+        return facts | own | answer

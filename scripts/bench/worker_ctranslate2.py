@@ -5,12 +5,12 @@ from typing import Any
 
 import ctranslate2
 
-from bench.convert import token_name
+from bench.checkpoints import token_name
 from bench.protocol import EOS, THREADS, Answer, Request, Sentences, serve
 
 
 class CTranslate2System:
-    """One call for all sentences. With `workers`, two workers of one thread translate a half of them each."""
+    """One call for all sentences, which the library divides. With `workers`, each of one thread takes a part."""
 
     def __init__(self, options: dict[str, Any]):
         self.is_language_model = options["language_model"]
@@ -18,7 +18,10 @@ class CTranslate2System:
         engine = ctranslate2.Generator if self.is_language_model else ctranslate2.Translator
         threads = {"inter_threads": self.workers, "intra_threads": THREADS // self.workers}
         self.engine = engine(options["model"], device="cpu", compute_type=options["compute_type"], **threads)
-        settings = {"compute_type": options["compute_type"]} | threads
+        settings = {"compute_type": options["compute_type"]} | threads | {"batch_type": "tokens"}
+        settings["max_batch_size"] = f"{'half of ' * (self.workers > 1)}the batch, in tokens"
+        if self.is_language_model:
+            settings["include_prompt_in_result"] = False
         self.settings = ", ".join(f"{name}={value}" for name, value in settings.items())
         self.vocabulary = options["vocabulary"]
         self.names = [token_name(index) for index in range(self.vocabulary)]
@@ -46,9 +49,9 @@ class CTranslate2System:
 
     def engine_call(self, request: Request, named: list[list[str]]) -> list[list[str]]:
         least, most = (1, request.length) if request.op == "texts" else (request.length, request.length)
-        batching = {"max_batch_size": -(-request.batch // self.workers), "beam_size": request.beam}
-        if request.op == "texts":  # the library sorts by length and fills batches with tokens
-            batching |= {"max_batch_size": 4096, "batch_type": "tokens"}
+        # the library sorts by length and fills batches with so many tokens, padding included
+        tokens = -(-request.batch // self.workers) * max(map(len, named))
+        batching = {"max_batch_size": tokens, "batch_type": "tokens", "beam_size": request.beam}
         if self.is_language_model:
             lengths = {"min_length": least, "max_length": most, "include_prompt_in_result": False}
             return [r.sequences[0] for r in self.engine.generate_batch(named, **batching, **lengths)]

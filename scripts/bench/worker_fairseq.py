@@ -126,6 +126,10 @@ class FairseqSystem:
             sources = [[EOS, *source[:-1]] for source in sources]
         prompt = len(sources[0]) if self.is_language_model else 0
         generator = self.build_generator(request, prompt)
+        if request.op == "encode":
+            inputs, started = self.sample(sources)["net_input"], time.perf_counter()
+            generator.model.forward_encoder(inputs)
+            return {"seconds": time.perf_counter() - started}
         state = self.watch_source_state(generator) if request.op == "source_state" and self.is_stock else None
         encoder = None if self.is_language_model else Clock(self.model.encoder, "forward")
         steps = Clock(generator.model, "forward_decoder")

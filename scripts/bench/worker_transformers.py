@@ -77,6 +77,8 @@ class GenerateSystem:
         self.versions = {name: version(name) for name in (*packages, "transformers", "torch")}
 
     def generate(self, request: Request, sources: Sentences) -> Answer:
+        if request.op == "encode":
+            return self.encode(sources)
         if self.is_language_model:
             sources = [[EOS, *source[:-1]] for source in sources]
         started = time.perf_counter()
@@ -85,6 +87,14 @@ class GenerateSystem:
         if request.op == "generate" and any(len(row) != request.length for row in tokens):
             raise RuntimeError(f"{sorted({len(row) for row in tokens})} tokens instead of {request.length}")
         return {"seconds": seconds, "tokens": [without_eos(row) for row in tokens]}
+
+    @torch.no_grad()
+    def encode(self, sources: Sentences) -> Answer:
+        tokens = torch.tensor(padded(sources, left=False))  # [b, n]
+        encoder = self.model.get_encoder()
+        started = time.perf_counter()
+        encoder(input_ids=tokens, attention_mask=tokens.ne(PAD).long())
+        return {"seconds": time.perf_counter() - started}
 
     def generate_batch(self, request: Request, sources: Sentences) -> Sentences:
         """`length` steps: words, of which none is </s> unless `op` is "texts", and then </s>."""

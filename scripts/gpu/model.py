@@ -15,10 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench import lengths
 from bench.paper import TABLE2 as PAPER
 from bench.paper import TABLE3 as PAPER_BATCHES
-from bench.tasks import Task
+from bench.tasks import Task, all_lengths
 from gpu.counts import EARLY, LATE, Generation, Phase, count_generation
 
 DTYPES = {"fp16": torch.float16, "fp32": torch.float32}
@@ -72,7 +71,7 @@ def unfinished(task: Task, batch: int) -> list[tuple[float, float]]:
     finished; GPT-2's baseline keeps them."""
     if task.model.is_language_model:
         return [(NEW_TOKENS, 1.0)]
-    spread = np.array(lengths.all_lengths(SPREAD[task.name]), dtype=float)
+    spread = np.array(all_lengths(SPREAD[task.name]), dtype=float)
     outputs = np.quantile(spread * LENGTHS[task.name][1] / spread.mean(), (np.arange(batch) + 0.5) / batch)
     ends = np.concatenate([[0.0], outputs])
     # until the i-th shortest output ends, batch - i sentences are under way
@@ -87,7 +86,7 @@ def unfinished(task: Task, batch: int) -> list[tuple[float, float]]:
 @functools.cache
 def bytes_of_batch(task: Task, search: str, system: str, dtype: str) -> tuple[float, float]:
     """Peak memory with the longest sources is a * batch + b: of the source's phase, or of the last step."""
-    steps = NEW_TOKENS if task.model.is_language_model else max(lengths.all_lengths(SPREAD[task.name]))
+    steps = NEW_TOKENS if task.model.is_language_model else max(all_lengths(SPREAD[task.name]))
     small, large = 4, 8
     found = []
     for batch in (small, large):

@@ -9,10 +9,10 @@ from statistics import median
 import pytest
 
 import benchmark
-from bench import experiments, pages, report, runner
+from bench import pages, plan, report, runner
+from bench.environment import SYSTEMS
 from bench.protocol import EOS, Request, fingerprint, source_sentences
 from bench.runner import Cell, Pool, Results, Run, WorkerFailed
-from bench.systems import SYSTEMS
 from helpers import ROOT
 
 FACTS = {"commit": "c", "machine": "m", "quick": False, "cores": 2, "memory_bytes": 10**9, "system": "s",
@@ -96,14 +96,14 @@ def test_under_a_budget_the_largest_batch_is_the_one_whose_measured_peak_fits(as
 
 
 def test_plans_have_each_cell_once_and_the_most_valuable_first():
-    for sizes in (experiments.FULL, experiments.QUICK):
-        cells = [cell for group in experiments.plan(sizes) for cell in group]
+    for sizes in (plan.FULL, plan.QUICK):
+        cells = [cell for group in plan.plan(sizes) for cell in group]
         assert max(Counter(cell.key for cell in cells).values()) == 1
         assert {cell.experiment for cell in cells} == set(pages.PAGES)
         assert {cell.system for cell in cells} <= set(SYSTEMS)
         timed = [cell for cell in cells if cell.experiment in ("peers", "table2", "table3", "growth", "figure4")]
         assert min(cell.rounds for cell in timed) >= 3
-    first = experiments.plan(experiments.FULL)[0]
+    first = plan.plan(plan.FULL)[0]
     assert {"stock", "el", "el-bf16", "el-int8", "ctranslate2-int8", "openvino"} <= {cell.system for cell in first}
     assert {(c.experiment, c.request.batch) for c in first} == {("peers", 8)}
 
@@ -149,7 +149,7 @@ def test_counted_flops_are_the_formulas(quick):
     from bench.operations import operation_costs
 
     (record,) = of(quick[1], "table1/count/count")
-    costs = operation_costs(experiments.QUICK.shape)
+    costs = operation_costs(plan.QUICK.shape)
     assert {name: own["flops"] for name, own in record["operations"].items()} == {
         name: cost.flops for name, cost in costs.items()
     }
@@ -157,10 +157,10 @@ def test_counted_flops_are_the_formulas(quick):
 
 def test_source_state_is_the_formulas_to_the_byte(quick):
     """The copied baseline keeps K and V for every beam, stock fairseq 0.12 once."""
-    for batch, n in experiments.QUICK.table4:
-        for system in experiments.TABLE4_FORMS:
+    for batch, n in plan.QUICK.table4:
+        for system in plan.TABLE4_FORMS:
             (record,) = of(quick[1], f"table4/state/{batch}/{n}/{system}")
-            expected = experiments.table4_bytes(experiments.QUICK, system, batch, n, element_size=4)
+            expected = plan.table4_bytes(plan.QUICK, system, batch, n, element_size=4)
             assert record["source_bytes"] == expected
 
 
@@ -180,7 +180,7 @@ def test_two_rounds_are_not_a_number(quick, tmp_path):
     results["records"] = [record for record in results["records"] if record["round"] < 2]
     (tmp_path / "peers.json").write_text(json.dumps(results))
     found = report.Measured(tmp_path, "peers")
-    own = experiments.peers(experiments.QUICK, "cnndm", 8)[0]
+    own = plan.peers(plan.QUICK, "cnndm", 8)[0]
     assert len(found.of(own.key)) == 2 and found.spread(own) is None
 
 

@@ -10,7 +10,8 @@ from helpers import ROOT, parse_tables
 
 pytest.importorskip("ray")
 import scaling as script  # noqa: E402  (scripts/scaling.py)
-from bench import scaling, scaling_report  # noqa: E402
+import scaling_measure as scaling  # noqa: E402
+import scaling_report  # noqa: E402
 from fairseq_el.jobs.inputs import Texts  # noqa: E402
 
 TEAMS = {(1, 1): (10.0, 3e9), (1, 2): (6.0, 3.2e9), (2, 1): (11.0, 3e9)}  # seconds for batches of 20, and bytes

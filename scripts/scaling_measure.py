@@ -24,10 +24,9 @@ from pathlib import Path
 from tqdm import tqdm
 
 from bench.checkpoints import Checkpoint
-from bench.environment import ROOT
+from bench.environment import ROOT, SystemKind
 from bench.protocol import Request
 from bench.runner import Record, Worker, worker_environment
-from bench.systems import SystemKind
 from bench.tasks import TINY_BART
 from fairseq_el.jobs import presets, ray_engine
 from fairseq_el.jobs.batching import TOKENS_PER_BATCH, Batcher
@@ -243,4 +242,3 @@ def measure_commands(settings: Settings, folder: Path) -> list[Record]:
             facts = {"kind": "command", "engine": engine, "workers": workers, "threads": threads}
             records.append(facts | {"texts": count, "seconds": seconds})
     return records
-

@@ -146,8 +146,7 @@ def render(results: dict[str, Any]) -> str:
             "all workers of a team at once. Memory is the most that a worker held, loading included.",
             teams_table(made["teams"]),
             teams_sentence(made["teams"]),
-            "### What one process does for all workers\n\n"
-            "Articles of that size in JSON lines, in the demo's encoding.",
+            "### What one process does for all workers\n\nArticles of that size in JSON lines, in the demo's encoding.",
             rates_table(settings, made),
             "### The whole command\n\n"
             "`fairseq-el summarize --model demo --preset demo` on the demo's texts; start-up is what does not grow "

@@ -1,1 +1,0 @@
-"""The benchmark: workers that run one system each, a driver that interleaves them, and reports."""
