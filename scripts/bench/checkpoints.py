@@ -20,13 +20,8 @@ from bench.environment import BUILD, ROOT, SCRIPTS, peer_python
 
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
 POSITION_OFFSET = 2  # fairseq starts counting positions after the padding index, 1
-GPT2_NAMES = {
-    "self_attn_layer_norm": "ln_1",
-    "final_layer_norm": "ln_2",
-    "self_attn.out_proj": "attn.c_proj",
-    "fc1": "mlp.c_fc",
-    "fc2": "mlp.c_proj",
-}
+GPT2_NAMES = {"self_attn_layer_norm": "ln_1", "final_layer_norm": "ln_2", "self_attn.out_proj": "attn.c_proj",
+              "fc1": "mlp.c_fc", "fc2": "mlp.c_proj"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -148,22 +143,20 @@ def mbart_to_huggingface(state: dict[str, Any], cfg: Any) -> tuple[dict[str, Any
     weights |= dict.fromkeys(("model.shared.weight", "lm_head.weight"), words)
     weights["final_logits_bias"] = words.new_zeros(1, len(words))
     settings = {
-        "model_type": "mbart",
-        "vocab_size": len(words),
-        "d_model": cfg.encoder_embed_dim,
+        "model_type": "mbart", "vocab_size": len(words), "d_model": cfg.encoder_embed_dim,
         "max_position_embeddings": len(positions) - POSITION_OFFSET,
-        "activation_function": cfg.activation_fn,
-        "scale_embedding": not cfg.no_scale_embedding,
+        "activation_function": cfg.activation_fn, "scale_embedding": not cfg.no_scale_embedding,
         "bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2,
         # for CTranslate2's converter, which takes no language code as first token then
         "normalize_before": True, "normalize_embedding": True, "tokenizer_class": "BartTokenizer",
     }  # fmt: skip
     for side in ("encoder", "decoder"):
-        settings |= {
-            f"{side}_layers": getattr(cfg, f"{side}_layers"),
-            f"{side}_ffn_dim": getattr(cfg, f"{side}_ffn_embed_dim"),
-            f"{side}_attention_heads": getattr(cfg, f"{side}_attention_heads"),
-        }
+        for theirs, ours in (
+            ("layers", "layers"),
+            ("ffn_dim", "ffn_embed_dim"),
+            ("attention_heads", "attention_heads"),
+        ):
+            settings[f"{side}_{theirs}"] = getattr(cfg, f"{side}_{ours}")
     return weights, settings
 
 
@@ -172,11 +165,8 @@ def gpt2_to_huggingface(state: dict[str, Any], cfg: Any) -> tuple[dict[str, Any]
     import torch
 
     words = state["decoder.embed_tokens.weight"]
-    weights = {
-        "transformer.wte.weight": words,
-        "lm_head.weight": words,
-        "transformer.wpe.weight": state["decoder.embed_positions.weight"][POSITION_OFFSET:],
-    }
+    weights = dict.fromkeys(("transformer.wte.weight", "lm_head.weight"), words)
+    weights["transformer.wpe.weight"] = state["decoder.embed_positions.weight"][POSITION_OFFSET:]
     for kind in ("weight", "bias"):
         weights[f"transformer.ln_f.{kind}"] = state[f"decoder.layer_norm.{kind}"]
         for number in range(cfg.decoder_layers):
@@ -187,14 +177,9 @@ def gpt2_to_huggingface(state: dict[str, Any], cfg: Any) -> tuple[dict[str, Any]
                 joined = torch.cat([state[source] for source in sources])
                 weights[f"{theirs}{name}.{kind}"] = joined.t().contiguous() if joined.dim() > 1 else joined
     settings = {
-        "model_type": "gpt2",
-        "vocab_size": len(words),
-        "n_positions": cfg.tokens_per_sample,
-        "n_embd": cfg.decoder_embed_dim,
-        "n_inner": cfg.decoder_ffn_embed_dim,
-        "n_layer": cfg.decoder_layers,
-        "n_head": cfg.decoder_attention_heads,
-        "bos_token_id": 2, "eos_token_id": 2, "pad_token_id": 1,
+        "model_type": "gpt2", "vocab_size": len(words), "n_positions": cfg.tokens_per_sample,
+        "n_embd": cfg.decoder_embed_dim, "n_inner": cfg.decoder_ffn_embed_dim, "n_layer": cfg.decoder_layers,
+        "n_head": cfg.decoder_attention_heads, "bos_token_id": 2, "eos_token_id": 2, "pad_token_id": 1,
     }  # fmt: skip
     return weights, settings
 
@@ -226,8 +211,10 @@ def settings_of(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "config.json").read_text())
 
 
-def is_language_model(folder: Path) -> bool:
-    return settings_of(folder)["model_type"] == "gpt2"
+def class_for(library: Any, prefix: str, folder: Path) -> Any:
+    """A library's class for this kind of model: it has one for each."""
+    kind = "ForCausalLM" if settings_of(folder)["model_type"] == "gpt2" else "ForSeq2SeqLM"
+    return getattr(library, f"{prefix}Model{kind}")
 
 
 def to_transformers(source: Path, output: Path) -> None:
@@ -263,19 +250,20 @@ def to_ctranslate2(source: Path, output: Path, quantization: str) -> None:
 
 
 def to_openvino(source: Path, output: Path, bits: int | None = None) -> None:
-    from optimum.intel import OVModelForCausalLM, OVModelForSeq2SeqLM, OVWeightQuantizationConfig
+    import optimum.intel as library
 
-    model_class = OVModelForCausalLM if is_language_model(source) else OVModelForSeq2SeqLM
     # without `bits` the library would choose 8-bit weights for large models by itself
-    weights = {"load_in_8bit": False} if bits is None else {"quantization_config": OVWeightQuantizationConfig(bits)}
-    model_class.from_pretrained(source, export=True, compile=False, **weights).save_pretrained(output)
+    weights = {"load_in_8bit": False}
+    if bits:
+        weights = {"quantization_config": library.OVWeightQuantizationConfig(bits)}
+    model = class_for(library, "OV", source).from_pretrained(source, export=True, compile=False, **weights)
+    model.save_pretrained(output)
 
 
 def to_onnx(source: Path, output: Path) -> None:
-    from optimum.onnxruntime import ORTModelForCausalLM, ORTModelForSeq2SeqLM
+    import optimum.onnxruntime as library
 
-    model_class = ORTModelForCausalLM if is_language_model(source) else ORTModelForSeq2SeqLM
-    model_class.from_pretrained(source, export=True).save_pretrained(output)
+    class_for(library, "ORT", source).from_pretrained(source, export=True).save_pretrained(output)
 
 
 def to_onnx_int8(source: Path, output: Path) -> None:

@@ -170,10 +170,8 @@ def memory_bytes() -> int:
 
 def cpu_name() -> str:
     """The processor's name and its widest vector instructions, which decide how fast it multiplies."""
-    facts: dict[str, str] = {}
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        name, _, value = line.partition(":")
-        facts.setdefault(name.strip(), value.strip())
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    facts = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
     flags = facts.get("flags", "").split()
     widest = next((name for name in ("avx512f", "avx2", "avx") if name in flags), "no AVX")
     return f"{facts.get('model name', platform.machine())} ({widest})"

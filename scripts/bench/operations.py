@@ -2,11 +2,11 @@
 
 The groups of operations are those of the paper's Table 1: building K and V, building the query (with the output's
 projection), and attention itself. The multi-head forms differ in who owns K and V: each beam its own copy, as in
-fairseq 0.9, the paper's baseline, or all beams of a sentence one, as in fairseq 0.12. Operations are `count`ed (FLOPs
-and bytes) and `time`d, whole steps only timed.
+fairseq 0.9, the paper's baseline, or all beams of a sentence one, as in fairseq 0.12. FLOPs of operations are
+counted, bytes follow from formulas; operations and whole steps are timed.
 """
 
-import math
+import copy
 import os
 import subprocess
 import time
@@ -21,9 +21,7 @@ import torch
 from fairseq.modules import MultiheadAttention
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import FlopCounterMode, flop_registry
+from torch.utils.flop_counter import FlopCounterMode
 
 from bench.environment import BUILD
 from bench.protocol import SEED, THREADS, Answer, Request, Sentences, serve
@@ -77,31 +75,25 @@ def whole_steps(shape: Shape) -> dict[str, Work]:
 
 def cached_step(layer: Layer, key: Tensor, beam_size: int) -> Work:
     """Stock fairseq's attention, with the cache that its first step leaves behind."""
-    attention = MultiheadAttention(layer.shape.width, layer.shape.heads, encoder_decoder_attention=True).eval()
-    attention.load_state_dict(layer.stock.state_dict())
+    attention = copy.deepcopy(layer.stock)
     attention.set_beam_size(beam_size)
-    state: dict = {}
-
-    def step() -> Tensor:
-        return attention(layer.query, key, key, incremental_state=state, static_kv=True, need_weights=False)[0]
-
-    with torch.no_grad():
-        step()
-    return step
+    return after_first_step(attention, layer.query, key, {})
 
 
 def el_step(layer: Layer, form: str) -> Work:
     """fairseq_el's attention: `always` reads H, `never` the K and V that its first step built."""
     cache = CrossAttentionCache(layer.states, None, AttentionPolicy(form))
     cache.begin_step(layer.shape)
-    state = {CrossAttentionCache.KEY: cache}
     key = layer.states.transpose(0, 1)  # [n, b, d], a view, as in generation
+    return after_first_step(layer.ours, layer.query, key, {CrossAttentionCache.KEY: cache})
 
+
+@torch.no_grad()
+def after_first_step(attention: MultiheadAttention, query: Tensor, key: Tensor, state: dict) -> Work:
     def step() -> Tensor:
-        return layer.ours(layer.query, key, key, incremental_state=state, static_kv=True, need_weights=False)[0]
+        return attention(query, key, key, incremental_state=state, static_kv=True, need_weights=False)[0]
 
-    with torch.no_grad():
-        step()
+    step()
     return step
 
 
@@ -151,56 +143,27 @@ def operations(shape: Shape) -> dict[str, Work]:
     }
 
 
-# ---- counting
+# ---- counting and timing
 
 
-class Traffic(TorchDispatchMode):
-    """Adds up the bytes that matrix products read and write, as if nothing stayed in a cache."""
-
-    bytes = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if func._overloadpacket in flop_registry:
-            tensors = [leaf for leaf in tree_leaves((args, kwargs, out)) if isinstance(leaf, Tensor)]
-            self.bytes += sum(occupied_bytes(tensor) for tensor in tensors)
-        return out
-
-
-def occupied_bytes(tensor: Tensor) -> int:
-    """Of the distinct elements: an expanded dimension repeats the same ones."""
-    elements = math.prod(size for size, stride in zip(tensor.shape, tensor.stride()) if stride)
-    return elements * tensor.element_size()
-
-
-def count(work: Callable[[], object]) -> dict[str, int]:
-    """FLOPs by torch's counter, bytes by ours."""
-    # torch's counter knows neither our kernels nor the fused attention of CPUs, but the products they stand for
+def count(work: Work) -> int:
+    """FLOPs, by torch's counter, which knows neither our kernels nor fused attention, but the products in them."""
     by_torch = mock.patch.object(build, "library", return_value=None)
-    with by_torch, sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as flops, Traffic() as traffic:
+    with by_torch, sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as flops:
         work()
-    return {"flops": flops.get_total_flops(), "bytes": traffic.bytes}
-
-
-# ---- timing
-
-
-def seconds_per_call(work: Work, least_seconds: float) -> float:
-    """least_seconds: short work is repeated for so long, for the clock's resolution not to count."""
-    calls, started = 0, time.perf_counter()
-    while True:
-        work()
-        calls += 1
-        passed = time.perf_counter() - started
-        if passed >= least_seconds:
-            return passed / calls
+    return flops.get_total_flops()
 
 
 def time_each(works: dict[str, Work], least_seconds: float) -> dict[str, float]:
+    """Seconds of a call. Short work is repeated for `least_seconds`, for the clock's resolution not to count."""
     found = {}
     for name, work in works.items():
         work()  # the first call sets up threads and kernels
-        found[name] = seconds_per_call(work, least_seconds)
+        calls, started, passed = 0, time.perf_counter(), 0.0
+        while passed < least_seconds or not calls:
+            work()
+            calls, passed = calls + 1, time.perf_counter() - started
+        found[name] = passed / calls
     return found
 
 
@@ -210,8 +173,9 @@ def peaks() -> dict[str, float]:
     if not program.exists() or program.stat().st_mtime < source.stat().st_mtime:
         program.parent.mkdir(parents=True, exist_ok=True)
         compiler = os.environ.get("CXX", "c++")
-        subprocess.run([compiler, "-O3", "-march=native", "-pthread", str(source), "-o", str(program)], check=True)
-    lines = subprocess.run([program, str(THREADS)], check=True, capture_output=True, text=True).stdout.splitlines()
+        subprocess.run([compiler, "-O3", "-march=native", "-fopenmp", str(source), "-o", str(program)], check=True)
+    threads = os.environ | {"OMP_NUM_THREADS": str(THREADS)}
+    lines = subprocess.run(program, check=True, capture_output=True, text=True, env=threads).stdout.splitlines()
     return {name: float(value) for name, value in map(str.split, lines)}
 
 
@@ -233,12 +197,10 @@ class Operations:
         least_seconds = options.pop("least_seconds", 0.1)
         shape = Shape(**options)
         if request.op == "count":
-            return {"operations": {name: count(work) for name, work in operations(shape).items()}}
+            return {"flops": {name: count(work) for name, work in operations(shape).items()}}
         if request.op == "time_operations":
             return {"timed": time_each(operations(shape), least_seconds)}
-        layer = Layer.random(shape)
-        build_once = {"build": lambda: layer.ours.build_key_values(layer.states)}
-        return {"timed": time_each(whole_steps(shape) | build_once, least_seconds)}
+        return {"timed": time_each(whole_steps(shape), least_seconds)}
 
 
 if __name__ == "__main__":

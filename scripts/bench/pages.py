@@ -1,19 +1,17 @@
 """The pages: a summary on one screen, other systems, quality, limits and growth. Numbers come from `docs/results/`."""
 
 from collections.abc import Callable
-from itertools import groupby
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from bench import paper
 from bench.environment import BF16, EXACT, INT8, OURS, SYSTEMS
 from bench.plan import AXES, GROWTH_BASE, Sizes, cells_of, growth, peers, quality, work
 from bench.report import NOT_MEASURED, Measured, Spread, gigabytes, table, times
 from bench.runner import Cell
-from bench.tasks import KINDS
 
+KINDS = ("ROUGE-1", "ROUGE-2", "ROUGE-L")
 # `auto` with fp16 weights against the copied baseline should be so many times as fast.
 TARGETS = {
     ("cnndm", "beam"): 2.0, ("xsum", "beam"): 2.0, ("squad", "beam"): 1.5,
@@ -32,18 +30,38 @@ def task_title(sizes: Sizes, name: str) -> str:
 # ---- other systems
 
 
-def peer_groups(sizes: Sizes) -> list[tuple[str, list[Cell]]]:
+def peer_groups(sizes: Sizes) -> dict[str, list[Cell]]:
     """By task and batch: all of its cells."""
-
-    def place(cell: Cell) -> str:
-        return cell.group.rpartition("/")[0]
-
-    order = list(dict.fromkeys(place(cell) for cell in cells_of(sizes, "peers")))
-    found = sorted(cells_of(sizes, "peers"), key=lambda cell: order.index(place(cell)))
-    return [(name, list(cells)) for name, cells in groupby(found, key=place)]
+    groups: dict[str, list[Cell]] = {}
+    for cell in cells_of(sizes, "peers"):
+        groups.setdefault(cell.group.rpartition("/")[0], []).append(cell)
+    return groups
 
 
-def peer_rows(measured: Measured, cells: list[Cell]) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class Row:
+    """A system in one of the tables of other systems; what was not measured is None."""
+
+    cell: Cell
+    title: str
+    seconds: Spread | None
+    ratio: float | None  # to fairseq_el in exact mode
+    peak: int
+    equal: str
+
+    def cells(self, missing: str) -> list[str]:
+        if self.seconds is None:
+            return [self.title, missing, "", "", ""]
+        return [
+            self.title,
+            str(self.seconds),
+            times(self.ratio) if self.ratio else "",
+            gigabytes(self.peak),
+            self.equal,
+        ]
+
+
+def peer_rows(measured: Measured, cells: list[Cell]) -> list[Row]:
     """fairseq_el takes part in each group of rounds; a system is compared with it in its own group."""
     exact = {cell.group: measured.per_text(cell) for cell in cells if cell.system == EXACT}
     stock = next((measured.of(cell.key) for cell in cells if cell.system == "stock"), [])
@@ -51,26 +69,23 @@ def peer_rows(measured: Measured, cells: list[Cell]) -> list[dict[str, Any]]:
     for cell in cells:
         if cell.system == EXACT and cell.group.endswith(("more", "settings")):
             continue
-        own, seconds, ours = measured.of(cell.key), measured.per_text(cell), exact.get(cell.group)
-        equal = None
-        if own and stock and "outputs" in own[0]:
-            equal = sum(a == b for a, b in zip(own[0]["outputs"], stock[0]["outputs"]))
-        ratio = seconds.median / ours.median if seconds and ours else None
-        rows.append({"cell": cell, "seconds": seconds, "ratio": ratio, "equal": equal,
-                     "peak": max((r["peak_bytes"] for r in own), default=None)})  # fmt: skip
+        own, seconds = measured.of(cell.key), measured.per_text(cell)
+        peak = max((record["peak_bytes"] for record in own), default=0)
+        title, equal = SYSTEMS[cell.system].title, count_equal(own, stock)
+        rows.append(Row(cell, title, seconds, paper.ratio(exact.get(cell.group), seconds), peak, equal))
     return rows
 
 
+def count_equal(own: list[dict[str, Any]], other: list[dict[str, Any]]) -> str:
+    """Outputs that are the same, of how many."""
+    if not own or not other or "outputs" not in own[0]:
+        return ""
+    pairs = list(zip(own[0]["outputs"], other[0]["outputs"], strict=True))
+    return f"{sum(a == b for a, b in pairs):,}/{len(pairs):,}"
+
+
 def peers_table(measured: Measured, cells: list[Cell]) -> str:
-    lines = []
-    for row in peer_rows(measured, cells):
-        cell = row["cell"]
-        if row["seconds"] is None:
-            lines.append([SYSTEMS[cell.system].title, measured.why_missing(cell.key), "", "", ""])
-            continue
-        equal = "" if row["equal"] is None else f"{row['equal']}/{cell.request.batch}"
-        lines.append([SYSTEMS[cell.system].title, str(row["seconds"]), times(row["ratio"]) if row["ratio"] else "",
-                      gigabytes(row["peak"]), equal])  # fmt: skip
+    lines = [row.cells(measured.why_missing(row.cell.key)) for row in peer_rows(measured, cells)]
     return table(["system", "seconds per text", "to fairseq_el", "peak memory", "equal"], lines)
 
 
@@ -82,7 +97,7 @@ def render_peers(measured: Measured, sizes: Sizes, folder: Path) -> list[str]:
         "stock fairseq alone. Peak memory is the most that the worker process held while it answered (`VmHWM`).",
         "![Seconds per text by system](peers.svg)",
     ]
-    for name, cells in peer_groups(sizes):
+    for name, cells in peer_groups(sizes).items():
         task, batch = name.split("/")
         known = peers_table(measured, cells) if any(measured.of(cell.key) for cell in cells) else NOT_MEASURED
         parts += [f"## {task_title(sizes, task)}, batch {batch}", known]
@@ -107,27 +122,19 @@ def settings_table(measured: Measured) -> str:
 # ---- quality
 
 
-def count_equal(own: list[dict[str, Any]], other: list[dict[str, Any]]) -> str:
-    """Outputs that are the same, of how many."""
-    if not own or not other:
-        return ""
-    pairs = list(zip(own[0]["outputs"], other[0]["outputs"], strict=True))
-    return f"{sum(a == b for a, b in pairs):,}/{len(pairs):,}"
-
-
 def render_quality(measured: Measured, sizes: Sizes, folder: Path) -> list[str]:
     records = {cell.system: measured.of(cell.key) for cell in quality(sizes)}
     lines = []
     for cell in quality(sizes):
         own, exact = records[cell.system], SYSTEMS[cell.system].exact
         there = [f"{score:.2f}" for score in paper.TABLE5.get(cell.system, ())] or [""] * 3
-        scores = [f"{own[0]['scores'][kind]:.2f}" for kind in KINDS.values()] if own else [""] * 3
+        scores = [f"{own[0]['scores'][kind]:.2f}" for kind in KINDS] if own else [""] * 3
         if not own:
             scores[0] = measured.why_missing(cell.key)
         equal = count_equal(own, records[exact]) if exact else ""
         lines.append([SYSTEMS[cell.system].title, *scores, count_equal(own, records["stock"]), equal, *there])
-    header = ["system", *KINDS.values(), "equal to stock", "equal to its own float32",
-              *(f"paper: {kind}" for kind in KINDS.values())]  # fmt: skip
+    header = ["system", *KINDS, "equal to stock", "equal to its own float32",
+              *(f"paper: {kind}" for kind in KINDS)]  # fmt: skip
     return [
         "Table 5 of the paper, and the quality of other systems: the demo's trained model on its "
         f"{sizes.demo_texts:,} held-out texts, converted for each system. Beam 4, length penalty 1, at most 30 pieces; "
@@ -153,8 +160,7 @@ def render_limits(measured: Measured, sizes: Sizes, folder: Path) -> list[str]:
         "Encoder and decoding step inside the whole generations of [other systems](peers.md) on CNN/DailyMail, against "
         "what this machine can do: products in registers alone and reading of memory, by `scripts/bench/peaks.cpp`, "
         "the best of three rounds. FLOPs are those of linear layers and, in the encoder, attention. Bytes of a step "
-        "are weights as they are stored, and K and V in single precision, each read once; what is read more often, or "
-        "comes from a cache, is not in them."
+        "are weights as they are stored, and K and V in single precision, each read once."
     ]
     if len(own) < 3:
         return [*parts, NOT_MEASURED]
@@ -186,49 +192,25 @@ def achieved(amount: float, seconds: Spread, peak: float | None) -> list[str]:
     return [f"{rate:.3g}", "" if peak is None else f"{rate / peak:.0%}"]
 
 
-def growth_points(sizes: Sizes, axis: str) -> list[tuple[int, Cell]]:
-    cells = {cell.label: cell for cell in growth(sizes)}
-    points = [(value, GROWTH_BASE | {axis: value}) for value in AXES[axis]]
-    return [(value, cells["/".join(map(str, point.values()))]) for value, point in points]
-
-
-GROWTH_TITLES = {"n": "source length n", "beam": "beam", "batch": "batch", "length": "output length"}
-GROWTH_QUANTITIES = {"encoder": "encoder, s", "decoding": "decoding, s", "state": "state, MB"}
-
-
-def growth_values(measured: Measured, cell: Cell) -> dict[str, float] | None:
-    own, whole = measured.of(cell.key), measured.spread(cell)
-    encoder = measured.spread(cell, "encoder_seconds")
-    if not whole or not encoder:
-        return None
-    state = max(r["source_bytes"] + r["beam_bytes"] for r in own)
-    return {"encoder": encoder.median, "decoding": whole.median - encoder.median, "state": state / 1e6}
-
-
-def exponent(points: list[tuple[int, float]]) -> float | None:
-    """p of the power law value^p that is nearest: least squares of logarithms."""
-    known = [(value, found) for value, found in points if found > 0]
-    if len(known) < 2:
-        return None
-    return float(np.polyfit(*np.log(np.array(known)).T, 1)[0])
-
-
 def render_growth(measured: Measured, sizes: Sizes, folder: Path) -> list[str]:
-    base = ", ".join(f"{GROWTH_TITLES[axis]} {value}" for axis, value in GROWTH_BASE.items())
-    parts = [
-        f"fairseq_el with `--el-attention auto`, {sizes.growth_model.title} shapes, whole generations around {base}: "
-        "one of these grows, the others stay. State is what is kept of sources and beams at the peak. `exponent`: the "
-        "p for which value^p is nearest; 1 is in proportion, 0 is no growth.",
+    """A table in which the lines of an axis follow each other; the point that all share is in each."""
+    cells, lines = {cell.label: cell for cell in growth(sizes)}, []
+    for axis, values in AXES.items():
+        for value in values:
+            point = GROWTH_BASE | {axis: value}
+            cell = cells["/".join(map(str, point.values()))]
+            whole, encoder = measured.spread(cell), measured.spread(cell, "encoder_seconds")
+            found = [NOT_MEASURED, "", ""]
+            if whole and encoder:
+                state = max(r["source_bytes"] + r["beam_bytes"] for r in measured.of(cell.key))
+                found = [str(encoder), f"{whole.median - encoder.median:.3g}", f"{state / 1e6:.3g}"]
+            lines.append([f"{axis} {value}", *map(str, point.values()), *found])
+    return [
+        f"fairseq_el with `--el-attention auto`, {sizes.growth_model.title} shapes, whole generations around one "
+        "point: source length n, beam, batch and output length grow, one at a time. State is what is kept of sources "
+        "and beams at the peak.",
+        table(["growing", *GROWTH_BASE, "encoder, s", "decoding, s", "state, MB"], lines),
     ]
-    for axis, title in GROWTH_TITLES.items():
-        found = [(value, growth_values(measured, cell)) for value, cell in growth_points(sizes, axis)]
-        lines = [
-            [str(value), *(f"{own[q]:.3g}" if own else NOT_MEASURED for q in GROWTH_QUANTITIES)] for value, own in found
-        ]
-        fitted = [exponent([(value, own[q]) for value, own in found if own]) for q in GROWTH_QUANTITIES]
-        lines.append(["exponent", *("" if p is None else f"{p:.2f}" for p in fitted)])
-        parts += [f"## Against {title}", table([title, *GROWTH_QUANTITIES.values()], lines)]
-    return parts
 
 
 # ---- the summary
@@ -241,8 +223,8 @@ def main_cells(sizes: Sizes) -> list[Cell]:
 def faster_peers(measured: Measured, sizes: Sizes) -> list[str] | None:
     """Where a peer was faster: than exact mode in float, than int8 in reduced precision. None without any pair."""
     found, pairs = [], 0
-    for name, cells in peer_groups(sizes):
-        own = {row["cell"].system: row["seconds"] for row in peer_rows(measured, cells) if row["seconds"]}
+    for name, cells in peer_groups(sizes).items():
+        own = {row.cell.system: row.seconds for row in peer_rows(measured, cells) if row.seconds}
         task, batch = name.split("/")
         for rival, seconds in own.items():
             ours = INT8 if SYSTEMS[rival].exact else EXACT
@@ -340,16 +322,9 @@ README_SYSTEMS = (*OURS, "stock", "ctranslate2", "ctranslate2-int8", "openvino",
 
 def readme_section(folder: Path, sizes: Sizes) -> str:
     """Systems that are not measured yet are missing here."""
-    found = Measured(folder, "peers")
-    rows = {row["cell"].system: row for row in peer_rows(found, main_cells(sizes))}
-    lines = []
-    for system in README_SYSTEMS:
-        row = rows[system]
-        seconds = row["seconds"]
-        if seconds is None:
-            continue
-        faster = "" if system == EXACT or row["ratio"] is None else times(row["ratio"])
-        lines.append([SYSTEMS[system].title, f"{seconds.median:.3g}", faster, gigabytes(row["peak"])])
+    rows = {row.cell.system: row for row in peer_rows(Measured(folder, "peers"), main_cells(sizes))}
+    lines = [[row.title, f"{row.seconds.median:.3g}", "" if name == EXACT else times(row.ratio), gigabytes(row.peak)]
+             for name in README_SYSTEMS if (row := rows[name]).seconds]  # fmt: skip
     return table(["", "seconds per text", "relative to fairseq_el", "peak memory"], lines)
 
 

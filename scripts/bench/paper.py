@@ -56,7 +56,6 @@ TABLE5 = {
 # Figure 3, from the paper's text, in half precision.
 FIGURE3_GFLOP = {"build copied": "more than 500"}
 FIGURE3_GB = {"attend copied": "about 0.5", "attend el": "0.15"}
-V100_BALANCE = (10, 100)  # FLOP per byte, single and half precision
 
 # Figure 4, from the paper's text: EL against multi-head attention with a cache, at both ends.
 FIGURE4 = {("n", 64): 1.4, ("n", 1024): 5.0, ("beam", 1): 2.0, ("beam", 8): 5.0}
@@ -90,20 +89,17 @@ def shape_text(sizes: Sizes) -> str:
 def render_table1(measured: Measured, sizes: Sizes, folder: Path) -> list[str]:
     from bench.operations import operation_costs
 
-    counted = measured.of("table1/count/count")
-    costs, found = operation_costs(sizes.shape), counted[0]["operations"] if counted else {}
+    counted, costs = measured.of("table1/count/count"), operation_costs(sizes.shape)
     lines = [
         [title_of(name), PAPER_ORDER[name.split()[0]][name.endswith("el")], f"{costs[name].flops / 1e9:.4g}",
-         f"{own['flops'] / 1e9:.4g}", f"{costs[name].bytes / 1e9:.4g}", f"{own['bytes'] / 1e9:.4g}"]
-        for name, own in found.items()
+         f"{flops / 1e9:.4g}", f"{costs[name].bytes / 1e9:.4g}"]
+        for name, flops in (counted[0]["flops"] if counted else {}).items()
     ]  # fmt: skip
-    header = ["operations", "paper: compute", "GFLOP, formula", "GFLOP, counted", "GB, formula", "GB, counted"]
     return [
-        f"{shape_text(sizes)}, single precision. The formula is that of `fairseq_el/models/costs.py`. FLOPs are "
-        "counted by torch while the operations run, bytes from the tensors that matrix products read and write. "
-        "`paper` is the order of growth in the paper's Table 1; with beams that share K and V, group 3 reads O(n d), "
-        "not O(x n d).",
-        table(header, lines) if lines else NOT_MEASURED,
+        f"{shape_text(sizes)}, single precision. Formulas are those of `fairseq_el/models/costs.py`; FLOPs are counted "
+        "by torch while the operations run. `paper` is the order of growth in the paper's Table 1; with beams that "
+        "share K and V, group 3 reads O(n d), not O(x n d).",
+        table(["operations", "paper: compute", "GFLOP, formula", "GFLOP, counted", "GB, formula"], lines),
     ]
 
 
@@ -116,26 +112,23 @@ def timed_works(measured: Measured, cell: Cell) -> dict[str, Spread]:
 
 
 def render_figure3(measured: Measured, sizes: Sizes, folder: Path) -> list[str]:
-    (cell,) = cells_of(sizes, "figure3")
-    timed, counted = timed_works(measured, cell), Measured(folder, "table1").of("table1/count/count")
-    parts = [
-        "![FLOPs against bytes of each group of operations; areas are times](figure3.svg)",
-        f"{shape_text(sizes)}. FLOPs and bytes as counted for [Table 1](table1.md), in single precision; the paper's "
-        "numbers, taken from its text, are for half precision, whose bytes are half of these. Times are of torch's "
-        "products for all forms alike; fairseq_el's kernels are in [Figure 4](figure4.md).",
-    ]
-    if not timed or not counted:
-        return [*parts, NOT_MEASURED]
-    lines = []
-    for name, seconds in timed.items():
-        own = counted[0]["operations"][name]
+    from bench.operations import operation_costs
+
+    (cell,), costs, lines = cells_of(sizes, "figure3"), operation_costs(sizes.shape), []
+    for name, seconds in timed_works(measured, cell).items():
+        gflop, gb = costs[name].flops / 1e9, costs[name].bytes / 1e9
         lines.append([
-            title_of(name), f"{own['flops'] / 1e9:.4g}", FIGURE3_GFLOP.get(name, ""), f"{own['bytes'] / 1e9:.4g}",
-            FIGURE3_GB.get(name, ""), f"{own['flops'] / own['bytes']:.2f}", seconds.milliseconds(),
-            f"{own['flops'] / seconds.median / 1e9:.1f}", f"{own['bytes'] / seconds.median / 1e9:.1f}",
+            title_of(name), f"{gflop:.4g}", FIGURE3_GFLOP.get(name, ""), f"{gb:.4g}", FIGURE3_GB.get(name, ""),
+            f"{gflop / gb:.2f}", seconds.milliseconds(), f"{gflop / seconds.median:.1f}", f"{gb / seconds.median:.1f}",
         ])  # fmt: skip
     header = ["operations", "GFLOP", "paper's GFLOP", "GB", "paper's GB", "FLOP per byte", "ms", "GFLOP/s", "GB/s"]
-    return [*parts, table(header, lines)]
+    return [
+        "![FLOPs against bytes of each group of operations; areas are times](figure3.svg)",
+        f"{shape_text(sizes)}. FLOPs and bytes as in [Table 1](table1.md), in single precision; the paper's numbers, "
+        "taken from its text, are for half precision, whose bytes are half of these. Times are of torch's products for "
+        "all forms alike; fairseq_el's kernels are in [Figure 4](figure4.md).",
+        table(header, lines) if lines else NOT_MEASURED,
+    ]
 
 
 def figure4_rows(measured: Measured, sizes: Sizes) -> list[tuple[int, int, dict[str, Spread]]]:
@@ -153,17 +146,11 @@ def figure4_rows(measured: Measured, sizes: Sizes) -> list[tuple[int, int, dict[
 def render_figure4(measured: Measured, sizes: Sizes, folder: Path) -> list[str]:
     lines = []
     for n, beam, seconds in figure4_rows(measured, sizes):
-        el = seconds["el"].median
-        rent = el - seconds["shared-kernel"].median
-        known = [FIGURE4.get(("n", n) if beam == 4 else ("beam", beam))] if beam == 4 or n == 1024 else [None]
-        lines.append([
-            str(n), str(beam), *(seconds[form].milliseconds() for form in FORMS),
-            f"{seconds['no-cache'].median / el:.2f}x", f"{seconds['copied'].median / el:.2f}x",
-            f"{known[0]:g}x" if known[0] else "",
-            f"{seconds['build'].median / rent:.0f} steps" if rent > 0 else "never",
-        ])  # fmt: skip
-    header = ["n", "beam", *FORMS.values(), "EL to no cache", "EL to copied", "paper: EL to copied",
-              "building K and V pays after"]  # fmt: skip
+        no_cache, copied, el = (seconds[form].median for form in ("no-cache", "copied", "el"))
+        known = FIGURE4.get(("beam", beam) if n == 1024 and beam != 4 else ("n", n))
+        lines.append([str(n), str(beam), *(seconds[form].milliseconds() for form in FORMS),
+                      times(no_cache / el), times(copied / el), f"{known:g}x" if known else ""])  # fmt: skip
+    header = ["n", "beam", *FORMS.values(), "EL to no cache", "EL to copied", "paper: EL to copied"]
     return [
         "![Time of attention for one sentence, against the source length and against the beam](figure4.svg)",
         f"Milliseconds for one sentence with all its beams, of one layer's encoder-decoder attention in one decoding "
@@ -228,7 +215,6 @@ def render_table2(measured: Measured, sizes: Sizes, folder: Path) -> list[str]:
         "turns them into single precision when it loads them, so its columns are those of fp32. Prompts of GPT-2 have "
         "512 tokens at most, and are steps to stock fairseq. Blocking n-grams, which stock fairseq ignores on a CPU, "
         "is left out. The paper's numbers are of a V100 with 16 GB.",
-        "![How many times as fast as the copied baseline](table2.svg)",
     ]
     for search, heading in (("beam", "Beam search"), ("diverse", "Diverse beam search"), ("greedy", "Greedy search")):
         lines = [
@@ -249,6 +235,9 @@ def planned(sizes: Sizes, name: str) -> set[tuple[str, str]]:
     return {(search, kind) for task, search, kind in groups if task == name}
 
 
+PAPER_COLUMNS = ("no-cache", "copied", "stock", "always", "auto")
+
+
 def render_table3(measured: Measured, sizes: Sizes, folder: Path) -> list[str]:
     columns = {"no-cache": "no cache", "copied": "cache copied per beam", "stock": "cache shared by beams",
                "always-fp16": "EL `always`", "auto-fp16": "EL `auto`"}  # fmt: skip
@@ -257,48 +246,38 @@ def render_table3(measured: Measured, sizes: Sizes, folder: Path) -> list[str]:
     for batch in sizes.table3_batches:
         found = [cells.get(f"{column}/{batch}") for column in columns]
         lines.append([str(batch), *(speed(measured, cell) if cell else "left out" for cell in found)])
-    there = [[str(batch), *("" if c not in row else "does not fit" if row[c] is None else f"{row[c]:g}" for c in
-                            ("no-cache", "copied", "always"))] for batch, row in TABLE3.items()]  # fmt: skip
+    for batch, row in TABLE3.items():
+        there = ["" if c not in row else "does not fit" if row[c] is None else f"{row[c]:g}" for c in PAPER_COLUMNS]
+        lines.append([f"paper: {batch}", *there])
     return [
         f"Sentences per second by batch, with the peak of memory: BART-large on CNN/DailyMail, beam search, outputs of "
         f"{sizes.table3_length} tokens, so that a generation without a cache, which computes all of K and V anew for "
         "each token, takes minutes and not an hour. Batches are smaller than the paper's: two cores compute at full "
-        "speed from a few dozen rows on.",
+        "speed from a few dozen rows on. The paper's are of a V100, in half precision.",
         table(["batch", *columns.values()], lines),
-        "## The paper, half precision, V100",
-        table(["batch", "no cache", "cache copied per beam", "EL"], there),
     ]
 
 
 def render_table4(measured: Measured, sizes: Sizes, folder: Path) -> list[str]:
-    def gib(value: int | None) -> str:
-        return "" if value is None else f"{value / GIB:.4g}"
-
-    half, single, equal, known = [], [], 0, 0
+    lines, equal, known = [], 0, 0
     for batch, n in sizes.table4:
-        name, there = f"batch {batch}, n = {n}", TABLE4.get((batch, n), ("", ""))
         copied, shared, el = (table4_bytes(sizes, system, batch, n, 2) for system in TABLE4_FORMS)
-        half.append([name, gib(copied), there[0], gib(el), there[1], f"{copied / el:g}x", gib(shared)])
-        line = [name]
+        there = TABLE4.get((batch, n), ("", ""))
+        line = [f"batch {batch}, n = {n}", f"{copied / GIB:.4g}", there[0], f"{shared / GIB:.4g}", f"{el / GIB:.4g}",
+                there[1]]  # fmt: skip
         for system in TABLE4_FORMS:
-            formula = table4_bytes(sizes, system, batch, n, 4)
-            own = measured.of(f"table4/state/{batch}/{n}/{system}")
-            found = own[0]["source_bytes"] if own else None
-            equal, known = equal + (found == formula), known + (found is not None)
-            missing = f"over {TABLE4_LIMIT / GIB:g} GiB" if formula > TABLE4_LIMIT else NOT_MEASURED
-            line += [gib(formula), missing if found is None else gib(found)]
-        single.append(line)
+            formula, own = table4_bytes(sizes, system, batch, n, 4), measured.of(f"table4/state/{batch}/{n}/{system}")
+            equal, known = equal + sum(r["source_bytes"] == formula for r in own), known + len(own)
+            missing = f"over {TABLE4_LIMIT / GIB:g}" if formula > TABLE4_LIMIT else NOT_MEASURED
+            line.append(f"{own[0]['source_bytes'] / GIB:.4g}" if own else missing)
+        lines.append(line)
     layers, _, width, _ = sizes.table4_decoder
-    titles = ("copied per beam", "stock 0.12", "fairseq_el")
     return [
         f"What is kept of the source while a batch is generated, in GiB (the paper's GB): {layers} decoder layers, "
-        f"d = {width}, beam 4.",
-        "## Half precision, by formula, beside the paper",
-        table(["batch and source", "multi-head, per beam", "paper: multi-head", "EL", "paper: EL", "per beam to EL",
-               "multi-head, shared by beams"], half),
-        "## Single precision, measured",
-        "A CPU computes in single precision. Summed over the live tensors during a generation: K and V of all layers "
-        "in stock fairseq, the encoder's output in fairseq_el (`--el-attention always`). "
+        f"d = {width}, beam 4. First in half precision, by formula, beside the paper. Then in single precision, in "
+        "which a CPU computes, summed over the live tensors during a generation: K and V of all layers in stock "
+        "fairseq, the encoder's output in fairseq_el (`--el-attention always`). "
         f"{equal} of {known} measured states are the formula's to the byte.",
-        table(["batch and source", *(f"{t}: {kind}" for t in titles for kind in ("formula", "measured"))], single),
+        table(["batch and source", "fp16: per beam", "paper: multi-head", "fp16: shared", "fp16: EL", "paper: EL",
+               "measured: per beam", "measured: stock 0.12", "measured: fairseq_el"], lines),
     ]  # fmt: skip

@@ -10,7 +10,7 @@ from bench.environment import BUILD, OURS
 from bench.protocol import Request
 from bench.runner import Cell
 from bench.tasks import BART, DEMO, ENCODER, QUICK_ENCODER, QUICK_TASKS, TINY_BART, Model, Task, paper_tasks
-from fairseq_el.models.costs import Shape, bytes_per_sentence
+from fairseq_el.models.costs import Shape
 
 GIB = 2**30
 MAIN = ("stock", *OURS, "ctranslate2", "ctranslate2-int8", "openvino")
@@ -148,9 +148,7 @@ def column_cell(experiment: str, group: str, task: Task, search: str, column: st
         options.pop("batch"), search, attention=None if of_stock else form,
         multi_head=form if of_stock and not task.model.is_language_model else None, **options,
     )  # fmt: skip
-    sentence = state_bytes(task.model, request.beam, task.longest_source, request.length, column)
-    checkpoint = task.model.checkpoint
-    cell = Cell(experiment, group, column, system, request, checkpoint, budget=budget, sentence_bytes=sentence)
+    cell = Cell(experiment, group, column, system, request, task.model.checkpoint, budget=budget)
     return with_estimate(cell, task.model)
 
 
@@ -180,21 +178,6 @@ def table3(sizes: Sizes, part: str) -> list[Cell]:
         for batch in (sizes.table3_batches if cached else sizes.table3_batches[:1])
         for column in (("copied", "stock", "always-fp16", "auto-fp16") if cached else ("no-cache",))
     ]
-
-
-def state_bytes(model: Model, beam: int, source: int, output: int, column: str) -> float:
-    """What is kept of one sentence, by formula."""
-    form = column.partition("-")[0]
-    of_stock = form in ("copied", "stock", "no")
-    shape, options = model.shape(1, beam, source), {}
-    if model.is_language_model:
-        if of_stock:  # prompts are steps, and every beam keeps them
-            shape, output = model.shape(1, beam, 0), source + output
-        options = {"layers_with_states": model.layers if form == "always" else 0}
-    keeps_states = form in ("always", "no") or (model.is_language_model and of_stock)
-    copied = form == "copied" or (form == "stock" and not model.shares_cache)
-    kind = "always" if keeps_states else "never"
-    return bytes_per_sentence(shape, model.layers, output, form=kind, copied=copied, **options)
 
 
 TABLE4_FORMS = {"stock-copied": None, "stock": None, "el": "always"}

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import pages, paper
-from bench.environment import OURS, SYSTEMS
+from bench.environment import SYSTEMS
 from bench.plan import Sizes, cells_of
 from bench.report import Measured
 from fairseq_el.errors import UserError
@@ -14,7 +14,6 @@ logging.getLogger("matplotlib").setLevel(logging.WARNING)  # it tells of every f
 try:
     import matplotlib
     from matplotlib.figure import Figure
-    from matplotlib.ticker import LogLocator, NullLocator
 except ImportError as error:
     raise UserError("plots need matplotlib, which is not installed: run `make install`") from error
 
@@ -29,7 +28,7 @@ matplotlib.rcParams |= {
 
 def draw_all(folder: Path, sizes: Sizes, output: Path) -> None:
     """Plots of what was measured; one of which nothing was is an empty frame."""
-    for draw in (peers, table2, figure3, figure4):
+    for draw in (peers, figure3, figure4):
         draw(folder, sizes).savefig(output / f"{draw.__name__}.svg", metadata={"Date": None})
 
 
@@ -38,94 +37,40 @@ def new_figure(width: float, height: float, columns: int = 1) -> tuple[Figure, l
     return figure, list(figure.subplots(1, columns, squeeze=False).flat)
 
 
-def plain_log_ticks(axis: Any) -> None:
-    """1, 2, 5, 10, 20 and so on."""
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axis.set_major_formatter(lambda value, _: f"{value:g}")
-    axis.set_minor_locator(NullLocator())
-
-
 def peers(folder: Path, sizes: Sizes) -> Figure:
     """Seconds a text, exact systems and those of reduced precision apart in colour."""
-    rows = [row for row in pages.peer_rows(Measured(folder, "peers"), pages.main_cells(sizes)) if row["seconds"]]
-    rows.sort(key=lambda row: row["seconds"].median)
+    rows = [row for row in pages.peer_rows(Measured(folder, "peers"), pages.main_cells(sizes)) if row.seconds]
+    rows.sort(key=lambda row: row.seconds.median)
     figure, (ax,) = new_figure(9, 1.2 + 0.32 * max(1, len(rows)))
     for place, row in enumerate(rows):
-        system, seconds = row["cell"].system, row["seconds"]
-        colour = COLOURS["el" if system in OURS else "no-cache"]
-        ax.barh(place, seconds.median, color=colour, alpha=0.55 if SYSTEMS[system].exact else 1.0,
+        kind, seconds = SYSTEMS[row.cell.system], row.seconds
+        ax.barh(place, seconds.median, color=COLOURS["el" if kind.is_ours else "no-cache"],
+                alpha=0.55 if kind.exact else 1.0,
                 xerr=[[seconds.median - seconds.least], [seconds.most - seconds.median]])  # fmt: skip
         ax.annotate(f" {seconds.median:.3g}", (seconds.most, place), va="center")
-    ax.set_yticks(range(len(rows)), [SYSTEMS[row["cell"].system].title for row in rows])
+    ax.set_yticks(range(len(rows)), [row.title for row in rows])
     ax.invert_yaxis()
     ax.set_xlabel("seconds per text; pale: reduced precision")
     return figure
 
 
-def table2(folder: Path, sizes: Sizes) -> Figure:
-    """Speed as multiples of the copied baseline's, beside the paper's."""
-    measured, rows = Measured(folder, "table2"), []
-    columns = ("copied", "stock", "always-fp32", "auto-fp32")
-    for task in sizes.tasks:
-        for search, kind in sorted(paper.planned(sizes, task.name)):
-            found = paper.table2_seconds(measured, sizes, task.name, search, kind, columns)
-            if found[0]:
-                rows.append((task, search, kind, dict(zip(columns, found))))
-    figure, (ax,) = new_figure(9, 1.6 + 0.5 * max(1, len(rows)))
-    bars = ("stock", "shared", "stock 0.12"), ("always-fp32", "el", "always"), ("auto-fp32", "shared-kernel", "auto")
-    for offset, (column, colour, label) in enumerate(bars):
-        found = [(y, paper.ratio(own[column], own["copied"])) for y, (_, _, _, own) in enumerate(rows)]
-        known = [(y, gain) for y, gain in found if gain]
-        ax.barh([y + (offset - 1) * 0.25 for y, _ in known], [gain - 1 for _, gain in known], 0.25, left=1,
-                color=COLOURS[colour], label=label)  # fmt: skip
-    there = [(y, paper.TABLE2[t.name, s]["fp32"]) for y, (t, s, *_) in enumerate(rows) if (t.name, s) in paper.TABLE2]
-    ax.plot([el / multi for _, (multi, el) in there], [y for y, _ in there], "D", color="black", markersize=5,
-            label="paper: EL, V100")  # fmt: skip
-    ax.axvline(1, color=COLOURS["copied"], linewidth=1.5, label="copied baseline")
-    ax.set_xscale("log")
-    plain_log_ticks(ax.xaxis)
-    names = [f"{task.model.title}, {task.title}, {search}, {kind}" for task, search, kind, _ in rows]
-    ax.set_yticks(range(len(rows)), names)
-    ax.invert_yaxis()
-    ax.set_xlabel("times the speed of the copied baseline; fp32 weights")
-    figure.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=5)
-    return figure
-
-
 def figure3(folder: Path, sizes: Sizes) -> Figure:
-    (cell,) = cells_of(sizes, "figure3")
-    counted = Measured(folder, "table1").of("table1/count/count")
-    timed = paper.timed_works(Measured(folder, "figure3"), cell) if counted else {}
+    from bench.operations import operation_costs
+
+    (cell,), costs = cells_of(sizes, "figure3"), operation_costs(sizes.shape)
+    timed = paper.timed_works(Measured(folder, "figure3"), cell)
     figure, (ax,) = new_figure(8.5, 5.6)
     longest = max((seconds.median for seconds in timed.values()), default=1.0)
     for name, seconds in timed.items():
-        own, (group, owner) = counted[0]["operations"][name], name.split()
+        point, (group, owner) = (costs[name].bytes / 1e9, costs[name].flops / 1e9), name.split()
         area = LARGEST_BUBBLE * seconds.median / longest
-        point = own["bytes"], own["flops"]
         ax.scatter(*point, s=area, color=COLOURS.get(owner, COLOURS["no-cache"]), alpha=0.75, linewidths=0, zorder=3)
         ax.annotate(f"{group}, {owner}\n{1e3 * seconds.median:.3g} ms", point, xytext=(0, -(area**0.5) / 2 - 4),
                     textcoords="offset points", ha="center", va="top", fontsize=9)  # fmt: skip
     ax.set(xscale="log", yscale="log", xlabel="GB moved", ylabel="GFLOP")
-    for axis in (ax.xaxis, ax.yaxis):
-        axis.set_major_formatter(lambda value, _: f"{value / 1e9:g}")
     ax.margins(0.2)
     ax.set_title("Attention of one layer in one decoding step; areas are times", loc="left")
-    peaks = Measured(folder, "limits").of("limits/machine/peaks")
-    if timed and peaks:
-        draw_balance(ax, peaks[0]["peaks"]["float32"] / peaks[0]["peaks"]["memory"])
     return figure
-
-
-def draw_balance(ax: Any, balance: float) -> None:
-    """Below its line, a machine waits for memory; above it, for arithmetic."""
-    (left, right), vertical = ax.get_xlim(), ax.get_ylim()
-    low, high = paper.V100_BALANCE
-    ax.fill_between([left, right], [low * left, low * right], [high * left, high * right], color="#e4e9dc", linewidth=0,
-                    label=f"balance of a V100: {low} to {high} FLOP per byte, single to half precision")  # fmt: skip
-    label = f"balance of this machine: {balance:.1f}. Above it arithmetic is the limit, below it memory"
-    ax.plot([left, right], [balance * left, balance * right], color="black", linewidth=1, label=label)
-    ax.set(xlim=(left, right), ylim=vertical)
-    ax.legend(loc="upper left", fontsize=9)
 
 
 def figure4(folder: Path, sizes: Sizes) -> Figure:

@@ -12,7 +12,6 @@ import random
 import signal
 import sys
 from collections.abc import Callable
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -84,10 +83,10 @@ def fingerprint(tokens: list[int]) -> str:
     return hashlib.sha256(" ".join(map(str, tokens)).encode()).hexdigest()[:8]
 
 
-def resident_memory() -> dict[str, int]:
-    """Resident memory of this process now and at its peak since `reset_peak`, in bytes."""
+def memory(field: str) -> int:
+    """Of this process, in bytes: VmRSS is what it holds, VmHWM the most that it held since `reset_peak`."""
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return {name: int(status[key].split()[0]) * 1024 for name, key in (("resident", "VmRSS"), ("peak", "VmHWM"))}
+    return int(status[field].split()[0]) * 1024
 
 
 def reset_peak() -> None:
@@ -96,33 +95,25 @@ def reset_peak() -> None:
     Path("/proc/self/clear_refs").write_text("5")
 
 
-@contextmanager
-def json_lines():
-    """Yields a file for answers and sends whatever libraries print to the log (standard error)."""
-    with os.fdopen(os.dup(1), "w") as answers:
-        os.dup2(2, 1)
-        yield answers
-
-
 def serve(load: Callable[[dict[str, Any]], System]) -> None:
     """Loads the system described by the JSON on the command line and answers until input ends."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # stopped between requests, it would not notice
-    options = json.loads(sys.argv[1])
-    with json_lines() as answers:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever libraries print goes to the log
 
-        def send(message: dict[str, Any]) -> None:
-            print(json.dumps(message), file=answers, flush=True)
+    def send(message: dict[str, Any]) -> None:
+        print(json.dumps(message), file=answers, flush=True)
 
-        system = load(options)
-        loading = resident_memory()["peak"]
-        reset_peak()  # what loading has freed is not what the system takes at rest
-        facts = {"versions": system.versions, "settings": system.settings}
-        send(facts | {"rest_bytes": resident_memory()["resident"], "loading_bytes": loading})
-        for line in sys.stdin:
-            request = Request(**json.loads(line))
-            sources = json.loads(Path(request.texts).read_text()) if request.texts else []
-            if not request.texts and request.lengths:
-                sources = source_sentences(request, system.vocabulary)
-            reset_peak()
-            answer = system.generate(request, sources)
-            send(answer | {"peak_bytes": resident_memory()["peak"]})
+    system = load(json.loads(sys.argv[1]))
+    loading = memory("VmHWM")
+    reset_peak()  # what loading has freed is not what the system takes at rest
+    facts = {"versions": system.versions, "settings": system.settings}
+    send(facts | {"rest_bytes": memory("VmRSS"), "loading_bytes": loading})
+    for line in sys.stdin:
+        request = Request(**json.loads(line))
+        sources = json.loads(Path(request.texts).read_text()) if request.texts else []
+        if not request.texts and request.lengths:
+            sources = source_sentences(request, system.vocabulary)
+        reset_peak()
+        answer = system.generate(request, sources)
+        send(answer | {"peak_bytes": memory("VmHWM")})

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -25,7 +26,7 @@ from bench.protocol import Request, fingerprint
 
 Record = dict[str, Any]
 ROUNDS = 3
-BATCHES = (32, 24, 16, 12, 8, 6, 4, 3, 2, 1)  # that are tried under a memory budget
+BATCHES = (12, 8, 6, 4, 3, 2, 1)  # that are tried under a memory budget
 LONGEST = 900.0  # seconds of one answer
 LOG_LINES_SHOWN = 5
 LOADING = 8.0  # seconds until a worker of BART-large is warm
@@ -39,7 +40,7 @@ class WorkerFailed(RuntimeError):
 @dataclass(frozen=True)
 class Cell:
     """label: its name among those of the group. budget: bytes for everything; the batch is then the largest that fits,
-    and `sentence_bytes`, the least that a sentence takes by formula, says where to begin. estimate: seconds."""
+    of at most the request's. estimate: seconds of one answer."""
 
     experiment: str
     group: str
@@ -49,7 +50,6 @@ class Cell:
     checkpoint: Checkpoint | None = None
     rounds: int = ROUNDS
     budget: int | None = None
-    sentence_bytes: float = 0.0
     estimate: float = 0.0
 
     @property
@@ -121,27 +121,14 @@ class Pool:
     def __init__(self, logs: Path):
         self.logs = logs
         self.workers: dict[tuple[str, str], Worker] = {}  # the one used last comes last
-        self.limit = FREE_SHARE * environment.memory_bytes()
 
-    def __enter__(self) -> "Pool":
-        return self
+    def close(self) -> None:
+        self.keep(set())
 
-    def __exit__(self, *error: object) -> None:
-        self.stop_all()
-
-    def stop_all(self) -> None:
-        while self.workers:
-            self.workers.popitem()[1].stop()
-
-    def make_room(self, group: list[Cell]) -> None:
-        """Large workers that a group doesn't need end before it; small ones may wait for the next."""
-        needed = {self.name(cell) for cell in group}
-        for name in [name for name in self.workers if name not in needed]:
-            if self.taken() > self.limit / 2:
-                self.workers.pop(name).stop()
-
-    def taken(self) -> float:
-        return sum(worker.peak for worker in self.workers.values())
+    def keep(self, names: set[tuple[str, str]]) -> None:
+        """Ends the others."""
+        for name in [name for name in self.workers if name not in names]:
+            self.workers.pop(name).stop()
 
     @staticmethod
     def name(cell: Cell) -> tuple[str, str]:
@@ -150,12 +137,11 @@ class Pool:
     def get(self, cell: Cell) -> Worker:
         name = self.name(cell)
         if name not in self.workers:
-            kind = SYSTEMS[cell.system]
-            prepare(kind, cell.checkpoint)
-            # the one used last is needed last in the next round
-            while self.workers and self.taken() > self.limit:
-                self.workers.popitem()[1].stop()
-            self.workers[name] = Worker(kind, cell.checkpoint, self.logs)
+            prepare(SYSTEMS[cell.system], cell.checkpoint)
+            limit = FREE_SHARE * environment.memory_bytes()
+            while self.workers and sum(worker.peak for worker in self.workers.values()) > limit:
+                self.workers.popitem()[1].stop()  # the one used last is needed last in the next round
+            self.workers[name] = Worker(SYSTEMS[cell.system], cell.checkpoint, self.logs)
         worker = self.workers[name] = self.workers.pop(name)
         if cell.request.op in ("generate", "encode") and cell.key not in worker.warm:
             # what only first calls do is not what a long run costs
@@ -163,22 +149,15 @@ class Pool:
             worker.warm.add(cell.key)
         return worker
 
-    def forget(self, cell: Cell) -> None:
-        worker = self.workers.pop(self.name(cell), None)
-        if worker:
-            worker.stop()
-
 
 def prepare(kind: SystemKind, checkpoint: Checkpoint | None) -> None:
     """Environment and weights, unless an earlier run has made them."""
-    if kind.environment:
-        environment.ensure_environment(kind.environment)
     if checkpoint:
         checkpoint.ensure()
-        if kind.form:
-            if kind.environment != "transformers":
-                environment.ensure_environment("transformers")
-            checkpoint.ensure_converted(kind.form)
+    if checkpoint and kind.form and kind.environment:
+        for name in (kind.environment, "transformers"):  # which every conversion begins with
+            environment.ensure_environment(name)
+        checkpoint.ensure_converted(kind.form)
 
 
 class Results:
@@ -226,7 +205,7 @@ class Results:
     def seconds_left(self, group: list[Cell]) -> float:
         """Of what is missing of a group, with loading."""
         left = [cell for cell in group if self.rounds_left(cell)]
-        workers = {(cell.system, str(cell.checkpoint)) for cell in left}
+        workers = set(map(Pool.name, left))
         tries = sum(self.seconds(cell) for cell in left if cell.budget and not self.of(cell))  # too large batches
         return sum(self.rounds_left(cell) * self.seconds(cell) for cell in left) + tries + LOADING * len(workers)
 
@@ -260,7 +239,7 @@ class Run:
     def over(self, groups: list[list[Cell]], logs: Path) -> bool:
         """Whether everything was measured. A group that is too long leaves its time to those behind it."""
         complete = True
-        with Pool(logs) as pool:
+        with closing(Pool(logs)) as pool:
             for group in groups:
                 self.results.set_pace(cell for cells in groups for cell in cells)
                 if not any(map(self.results.rounds_left, group)):
@@ -268,7 +247,7 @@ class Run:
                 if not self.has_time_for(self.results.seconds_left(group)):
                     complete = False
                     continue
-                pool.make_room(group)
+                pool.keep(set(map(pool.name, group)))
                 complete = self.measure_group(group, pool) and complete
         return complete
 
@@ -287,38 +266,32 @@ class Run:
         return time.monotonic() + seconds <= self.ends
 
     def measure(self, cell: Cell, number: int, pool: Pool) -> None:
-        """Under a budget, smaller batches follow until one fits."""
+        """Under a budget, smaller batches follow until the measured peak of one keeps to it."""
         settled = bool(self.fitting(cell))
-        for request in self.requests(cell, pool):
-            began = time.strftime("%H:%M:%S")
-            print(f"{began} round {number + 1}, {cell.key}, batch {request.batch}", end="", flush=True)
-            record = {"cell": cell.key, "round": number, "system": cell.system} | self.ask(cell, request, pool)
+        for batch in self.batches(cell):
+            print(f"{time.strftime('%H:%M:%S')} round {number + 1}, {cell.key}, batch {batch}", end="", flush=True)
+            answer = self.ask(cell, replace(cell.request, batch=batch), pool)
+            record = {"cell": cell.key, "round": number, "system": cell.system, "batch": batch} | answer
             if cell.budget and not settled and record.get("peak_bytes", 0) > cell.budget:
                 record["over_budget"] = True
             self.results.append(record)
             print(f": {record.get('seconds', 0):.2f} s" if "failed" not in record else ": failed", flush=True)
             if "over_budget" not in record:
                 return
-        if "failed" not in record:
-            self.results.append({"cell": cell.key, "system": cell.system, "failed": "does not fit"})
-
-    def requests(self, cell: Cell, pool: Pool) -> Iterable[Request]:
-        """The batches to try: none that was over the budget before, or is so by formula."""
-        if not cell.budget:
-            return [cell.request]
-        tried = [record["batch"] for record in self.results.of(cell) if "over_budget" in record]
-        most = min([cell.request.batch, *(batch - 1 for batch in tried)])
-        try:
-            room = cell.budget - pool.get(cell).loaded["rest_bytes"]
-        except (WorkerFailed, RuntimeError):
-            room = 0
-        sizes = self.fitting(cell) or [b for b in BATCHES if b <= most and b * cell.sentence_bytes <= room] or [1]
-        return [replace(cell.request, batch=batch) for batch in sizes]
+        self.results.append({"cell": cell.key, "system": cell.system, "failed": "does not fit"})
 
     def fitting(self, cell: Cell) -> list[int]:
-        """The batch that earlier rounds found to fit."""
+        """The batch that was found to keep to the budget."""
         own = self.results.of(cell)
         return [record["batch"] for record in own if "seconds" in record and "over_budget" not in record][:1]
+
+    def batches(self, cell: Cell) -> list[int]:
+        """The request's, or under a budget those that may keep to it."""
+        if not cell.budget:
+            return [cell.request.batch]
+        too_large = [record["batch"] for record in self.results.of(cell) if "over_budget" in record]
+        least = min([cell.request.batch + 1, *too_large])
+        return self.fitting(cell) or [batch for batch in BATCHES if batch < least]
 
     def ask(self, cell: Cell, request: Request, pool: Pool) -> Record:
         began = time.perf_counter()
@@ -327,10 +300,10 @@ class Run:
             started = time.perf_counter()
             answer = worker.ask(request)
         except (WorkerFailed, RuntimeError) as error:
-            pool.forget(cell)
-            return {"batch": request.batch, "failed": str(error)[-300:]}
+            pool.keep(set(pool.workers) - {pool.name(cell)})
+            return {"failed": str(error)[-300:]}
         ended = time.perf_counter()
-        facts = {"batch": request.batch, "seconds": ended - started, "elapsed": ended - began}
+        facts = {"seconds": ended - started, "elapsed": ended - began}
         tokens = answer.pop("tokens", [])
         if tokens:
             answer["outputs"] = [fingerprint(sentence) for sentence in tokens]

@@ -4,56 +4,40 @@ import functools
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from bench.checkpoints import Checkpoint, DemoCheckpoint
 from bench.environment import ROOT
 from bench.protocol import EOS, FIRST_WORD, Request
 from fairseq_el.jobs import presets
+from fairseq_el.jobs.summarizer import Summarizer
 from fairseq_el.models.costs import Shape
+from fairseq_el.text.rouge import rouge
 
 COUNTS = Path(__file__).with_name("lengths.json")
-SQUAD_SOURCE, SQUAD_OUTPUT = 149.4, 11.5  # means that the paper gives
-DISTINCT_SENTENCES = 8
+# Sources of a batch of average length when texts are sorted by length before they are put into batches, as fairseq
+# does: eight neighbours in that order whose mean is nearest to the mean of all. SQuAD's is a mean that the paper gives.
+CNNDM_SOURCES = (608, 611, 613, 622, 642, 647, 653, 661)
+XSUM_SOURCES = (458, 460, 460, 462, 465, 465, 465, 469)
+SQUAD_SOURCES = (150, 150, 150, 149, 149, 149, 149, 149)
+PROMPT = 437  # mean of CNN/DailyMail's articles, cut at the 512 tokens of the preset
+LONGEST = 190  # tokens, as the demo cuts its texts
 SEARCH_OPTIONS = ("lenpen", "diverse_beam_groups", "diverse_beam_strength")
-KINDS = {"rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L"}
-LONGEST = 190  # pieces, as the demo cuts them
 
 
 # ---- lengths
 
 
 @functools.cache
-def all_lengths(name: str, cut: int | None = None) -> tuple[int, ...]:
-    """In ascending order; longer ones are cut to `cut` tokens.
+def all_lengths(name: str) -> tuple[int, ...]:
+    """In ascending order.
 
     `lengths.json` counts texts by their length in GPT-2's BPE tokens, opening and closing token included, sources cut
     at 1,024: 128 articles of CNN/DailyMail and what BART-large fine-tuned on it wrote for them (beam 4), 239 articles
     of XSum and 256 of its reference summaries.
     """
     counts = json.loads(COUNTS.read_text())[name]
-    lengths = sorted(int(length) for length, texts in counts.items() for _ in range(texts))
-    return tuple(min(length, cut) if cut else length for length in lengths)
-
-
-def mean(name: str, cut: int | None = None) -> float:
-    return fmean(all_lengths(name, cut))
-
-
-def middle_batch(name: str, sentences: int) -> tuple[int, ...]:
-    """The batch of average length when texts are sorted by length before they are put into batches, as fairseq does:
-    so many neighbours in that order whose mean is nearest to the mean of all."""
-    lengths, wanted = all_lengths(name), mean(name)
-    batches = [lengths[start : start + sentences] for start in range(len(lengths) - sentences + 1)]
-    return min(batches, key=lambda batch: abs(fmean(batch) - wanted))
-
-
-def near(average: float, sentences: int) -> tuple[int, ...]:
-    """So many whole numbers as near to an average as their sum can be."""
-    total = round(average * sentences)
-    small, larger = divmod(total, sentences)
-    return tuple(small + (index < larger) for index in range(sentences))
+    return tuple(sorted(int(length) for length, texts in counts.items() for _ in range(texts)))
 
 
 # ---- models and tasks
@@ -96,10 +80,6 @@ class Task:
     op: str = "generate"
 
     @property
-    def longest_source(self) -> int:
-        return max(self.source_lengths)
-
-    @property
     def mean_source(self) -> float:
         return sum(self.source_lengths) / len(self.source_lengths)
 
@@ -116,58 +96,33 @@ class Task:
         return Request(self.op, batch, self.source_lengths, **(found | options))
 
 
-LIKE_GPT2 = {
-    "activation_fn": "gelu_accurate",
-    "decoder_learned_pos": True,
-    "no_scale_embedding": True,
-    "share_decoder_input_output_embed": True,
-    "tokens_per_sample": 1024,
-    "max_target_positions": 1024,
-}
-TRANSFORMER = Model(
-    "Transformer 270M",
-    Checkpoint("transformer_vaswani_wmt_en_de_big", vocabulary=30522),
-    layers=6, heads=16, width=1024, vocabulary=30522, shares_cache=False,
-)  # fmt: skip
-BART = Model(
-    "BART-large", Checkpoint("bart_large"),
-    layers=12, heads=16, width=1024, vocabulary=50264,
-)  # fmt: skip
-GPT2_SMALL = Model(
-    "GPT-2 small", Checkpoint("transformer_lm_gpt", LIKE_GPT2), layers=12, heads=12, width=768,
-    vocabulary=50264, is_language_model=True, shares_cache=False,
-)  # fmt: skip
-GPT2_MEDIUM = Model(
-    "GPT-2 medium", Checkpoint("transformer_lm_gpt2_small", LIKE_GPT2), layers=24, heads=16, width=1024,
-    vocabulary=50264, is_language_model=True, shares_cache=False,
-)  # fmt: skip
-
-
+LIKE_GPT2 = {"activation_fn": "gelu_accurate", "decoder_learned_pos": True, "no_scale_embedding": True,
+             "share_decoder_input_output_embed": True, "tokens_per_sample": 1024,
+             "max_target_positions": 1024}  # fmt: skip
+TRANSFORMER = Model("Transformer 270M", Checkpoint("transformer_vaswani_wmt_en_de_big", vocabulary=30522), layers=6,
+                    heads=16, width=1024, vocabulary=30522, shares_cache=False)  # fmt: skip
+BART = Model("BART-large", Checkpoint("bart_large"), layers=12, heads=16, width=1024, vocabulary=50264)
+GPT2_SMALL = Model("GPT-2 small", Checkpoint("transformer_lm_gpt", LIKE_GPT2), layers=12, heads=12, width=768,
+                   vocabulary=50264, is_language_model=True, shares_cache=False)  # fmt: skip
+GPT2_MEDIUM = Model("GPT-2 medium", Checkpoint("transformer_lm_gpt2_small", LIKE_GPT2), layers=24, heads=16, width=1024,
+                    vocabulary=50264, is_language_model=True, shares_cache=False)  # fmt: skip
 NEW_TOKENS = 60  # of GPT-2, whose preset stops at 200, for which stock fairseq takes minutes
 
 
 def gpt2_task(name: str, model: Model) -> Task:
     """Prompts of one length, as stock fairseq counts the tokens of an output from the prompt's beginning."""
-    preset = options_of("gpt2_cnndm", "beam")
-    prompt = round(mean("cnndm_source", cut=preset["longest_source"]))
-    return Task(
-        name, "CNN/DailyMail", model, "gpt2_cnndm", (prompt,) * DISTINCT_SENTENCES, NEW_TOKENS,
-        searches=("beam", "greedy"),
-    )  # fmt: skip
+    return Task(name, "CNN/DailyMail", model, "gpt2_cnndm", (PROMPT,) * 8, NEW_TOKENS, searches=("beam", "greedy"))
 
 
 def paper_tasks() -> tuple[Task, ...]:
-    count = DISTINCT_SENTENCES
+    """Outputs are as long as real ones on average."""
     return (
-        Task("squad", "SQuAD 1.1", TRANSFORMER, "squad", near(SQUAD_SOURCE, count),
-             round(SQUAD_OUTPUT)),
-        Task("xsum", "XSum", BART, "xsum", middle_batch("xsum_source", count),
-             round(mean("xsum_output"))),
-        Task("cnndm", "CNN/DailyMail", BART, "cnndm", middle_batch("cnndm_source", count),
-             round(mean("cnndm_output"))),
+        Task("squad", "SQuAD 1.1", TRANSFORMER, "squad", SQUAD_SOURCES, 12),
+        Task("xsum", "XSum", BART, "xsum", XSUM_SOURCES, 30),
+        Task("cnndm", "CNN/DailyMail", BART, "cnndm", CNNDM_SOURCES, 67),
         gpt2_task("gpt2-small", GPT2_SMALL),
         gpt2_task("gpt2-medium", GPT2_MEDIUM),
-    )  # fmt: skip
+    )
 
 
 ENCODER = Task("encoder", "long articles, encoder alone", BART, "cnndm", (930,) * 4, 1, searches=(), op="encode")
@@ -205,35 +160,21 @@ class DemoTexts:
     """As tokens, in the order of their lengths, as fairseq forms batches; and ROUGE of what systems make of them."""
 
     def __init__(self, count: int):
-        import sentencepiece
-
-        folder = ROOT / "demo"
-        self.pieces = sentencepiece.SentencePieceProcessor(model_file=str(folder / "sentencepiece.model"))
-        words = [line.rsplit(" ", 1)[0] for line in (folder / "dict.txt").read_text(encoding="utf-8").splitlines()]
-        self.words = ["<s>", "<pad>", "</s>", "<unk>", *words]
-        ids = {word: index for index, word in enumerate(self.words)}
-        sources, targets = (
-            (folder / f"test.{side}").read_text(encoding="utf-8").splitlines()[:count] for side in ("source", "target")
-        )
-        encoded = [
-            [ids.get(piece, 3) for piece in self.pieces.encode(text, out_type=str)[: LONGEST - 1]] + [EOS]
-            for text in sources
-        ]
+        self.batcher = Summarizer.load("demo", "demo").batcher
+        sides = ((ROOT / "demo" / f"test.{side}").read_text(encoding="utf-8") for side in ("source", "target"))
+        sources, targets = (side.splitlines()[:count] for side in sides)
+        encoded = [[*self.batcher.encode(text).tokens[: LONGEST - 1], EOS] for text in sources]
         order = sorted(range(len(encoded)), key=lambda index: len(encoded[index]))
-        self.tokens = [encoded[index] for index in order]
-        self.references = [targets[index] for index in order]
+        self.tokens, self.references = ([side[index] for index in order] for side in (encoded, targets))
 
     def write(self, file: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(self.tokens))
 
     def text(self, tokens: list[int]) -> str:
-        return self.pieces.decode([self.words[token] for token in tokens if FIRST_WORD <= token < len(self.words)])
+        symbols = self.batcher.dictionary.symbols
+        return self.batcher.tokenizer.decode([symbols[t] for t in tokens if FIRST_WORD <= t < len(symbols)])
 
     def scores(self, outputs: list[list[int]]) -> dict[str, float]:
         """Means of F1, in percent."""
-        from rouge_score.rouge_scorer import RougeScorer
-
-        scorer = RougeScorer(list(KINDS), use_stemmer=True)
-        found = [scorer.score(ref, self.text(tokens)) for ref, tokens in zip(self.references, outputs, strict=True)]
-        return {title: 100 * sum(f[kind].fmeasure for f in found) / len(found) for kind, title in KINDS.items()}
+        return {kind: float(f.mean()) for kind, f in rouge(self.references, list(map(self.text, outputs))).items()}

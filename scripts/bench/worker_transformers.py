@@ -3,11 +3,13 @@
 import time
 from collections.abc import Callable
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 
+from bench.checkpoints import class_for
 from bench.protocol import EOS, PAD, THREADS, Answer, Request, Sentences, in_batches, padded, serve, without_eos
 
 
@@ -30,7 +32,8 @@ class ClosingToken(transformers.LogitsProcessor):
 
 
 def load_transformers(options: dict[str, Any]) -> tuple[Any, str]:
-    model_class = transformers.AutoModelForCausalLM if options["language_model"] else transformers.AutoModelForSeq2SeqLM
+    kind = "CausalLM" if options["language_model"] else "Seq2SeqLM"
+    model_class = getattr(transformers, f"AutoModelFor{kind}")
     model = model_class.from_pretrained(options["model"], dtype=getattr(torch, options["dtype"])).eval()
     settings = f"dtype=torch.{options['dtype']}"
     if options.get("compile"):
@@ -40,22 +43,21 @@ def load_transformers(options: dict[str, Any]) -> tuple[Any, str]:
 
 
 def load_openvino(options: dict[str, Any]) -> tuple[Any, str]:
-    from optimum.intel import OVModelForCausalLM, OVModelForSeq2SeqLM
+    import optimum.intel as library
 
-    model_class = OVModelForCausalLM if options["language_model"] else OVModelForSeq2SeqLM
     hints = {"INFERENCE_NUM_THREADS": str(THREADS)} | options.get("hints", {})
-    return model_class.from_pretrained(options["model"], ov_config=hints), f"ov_config={hints}"
+    model = class_for(library, "OV", Path(options["model"])).from_pretrained(options["model"], ov_config=hints)
+    return model, f"ov_config={hints}"
 
 
 def load_onnxruntime(options: dict[str, Any]) -> tuple[Any, str]:
     import onnxruntime
-    from optimum.onnxruntime import ORTModelForCausalLM, ORTModelForSeq2SeqLM
+    import optimum.onnxruntime as library
 
-    model_class = ORTModelForCausalLM if options["language_model"] else ORTModelForSeq2SeqLM
     session = onnxruntime.SessionOptions()
     session.intra_op_num_threads = THREADS
-    model = model_class.from_pretrained(options["model"], session_options=session)
-    return model, f"intra_op_num_threads={THREADS}"
+    model_class = class_for(library, "ORT", Path(options["model"]))
+    return model_class.from_pretrained(options["model"], session_options=session), f"intra_op_num_threads={THREADS}"
 
 
 LOADERS: dict[str, tuple[Callable, tuple[str, ...]]] = {

@@ -81,18 +81,70 @@ def test_results_are_of_one_commit_and_one_machine(tmp_path):
             Results(tmp_path / "r.jsonl", FACTS | {name: "other"})
 
 
+def test_a_group_that_is_too_long_leaves_its_time_to_the_next(asked, tmp_path):
+    long, short = cell("stock", estimate=100.0), cell("el", estimate=10.0)
+    results = Results(tmp_path / "r.jsonl", FACTS)
+    assert not Run(results, minutes=2).over([[long], [short]], tmp_path)
+    assert asked == ["el"] * 3
+
+
+def test_estimates_follow_the_pace_of_what_was_measured(asked, tmp_path):
+    measured, other = cell("stock", estimate=5.0), cell("el", estimate=7.0)
+    results = Results(tmp_path / "r.jsonl", FACTS)
+    results.append({"cell": measured.key, "round": 0, "seconds": 10.0})
+    results.set_pace([measured, other])
+    assert results.seconds(other) == 14.0
+    assert results.seconds_left([measured, other]) == 2 * 10.0 + 3 * 14.0 + 2 * runner.LOADING
+
+
+def test_a_run_continues_what_was_published_of_the_same_code_and_machine(asked, tmp_path):
+    group, file = [cell("stock"), cell("el")], tmp_path / "r.jsonl"
+    Run(Results(file, FACTS), None).over([group], tmp_path)
+    report.split(file, tmp_path / "published")
+    again = tmp_path / "again.jsonl"
+    for other in ({"commit": "d"}, {"machine": "other"}):
+        report.continue_published(tmp_path / "published", again, FACTS | other)
+        assert not again.exists()
+    report.continue_published(tmp_path / "published", again, FACTS)
+    results = Results(again, FACTS)
+    assert results.records == Results(file, FACTS).records and not any(map(results.rounds_left, group))
+
+
 def test_under_a_budget_the_largest_batch_is_the_one_whose_measured_peak_fits(asked, tmp_path):
-    """The formula says where to begin: at most (450 - 50) / 60 sentences; measured, 4 fit."""
-    own, file = cell("stock", budget=450, sentence_bytes=60.0), tmp_path / "r.jsonl"
+    own, file = cell("stock", budget=450), tmp_path / "r.jsonl"
     results = Results(file, FACTS)
     Run(results, None).over([[own]], tmp_path)
     assert [(r["batch"], r.get("over_budget", False)) for r in results.records] == [
-        (6, True), (4, False), (4, False), (4, False)]  # fmt: skip
+        (8, True), (6, True), (4, False), (4, False), (4, False)]  # fmt: skip
     asked.clear()
     assert Run(Results(file, FACTS), None).over([[own]], tmp_path) and not asked
     never = replace(own, label="never", budget=90)
     Run(results, None).over([[never]], tmp_path)
     assert results.of(never)[-1]["failed"] == "does not fit"
+
+
+def test_the_committed_set_takes_less_than_three_hours(tmp_path):
+    results = Results(tmp_path / "r.jsonl", FACTS)
+    seconds = [results.seconds_left(group) for group in plan.plan(plan.FULL)]
+    assert sum(seconds) < 3 * 3600 and max(seconds) < 20 * 60
+    assert all(cell.estimate > 0 for group in plan.plan(plan.FULL) for cell in group)
+
+
+def test_the_first_screen_says_what_was_slower_than_a_peer(tmp_path):
+    """A peer that takes half of our time, and `auto` at a half of the copied baseline's speed."""
+    lines = [{"kind": "run"} | FACTS]
+    groups = [plan.peers(plan.FULL, "cnndm", 8), plan.table2(plan.FULL, "xsum", "beam", "equal")]
+    for own in (own for group in groups for own in group):
+        seconds = {"ctranslate2": 5.0, "ctranslate2-int8": 20.0, "copied": 5.0}.get(own.label, 10.0)
+        measured = {"cell": own.key, "system": own.system, "batch": 8, "seconds": seconds, "peak_bytes": 1}
+        lines += [measured | {"round": number, "outputs": ["a"] * 8} for number in range(3)]
+    (tmp_path / "r.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    report.split(tmp_path / "r.jsonl", tmp_path)
+    text = "\n".join(pages.summary(tmp_path, plan.FULL))
+    assert "CTranslate2 float32 2.00 times as fast as fairseq_el (cnndm, batch 8)." in text
+    assert "CTranslate2 int8 " not in text.partition("**Slower")[2].partition("\n")[0]
+    (line,) = (line for line in text.splitlines() if line.startswith("| XSum, beam"))
+    assert "0.50x" in line and "**no**" in line
 
 
 def test_plans_have_each_cell_once_and_the_most_valuable_first():
@@ -150,9 +202,7 @@ def test_counted_flops_are_the_formulas(quick):
 
     (record,) = of(quick[1], "table1/count/count")
     costs = operation_costs(plan.QUICK.shape)
-    assert {name: own["flops"] for name, own in record["operations"].items()} == {
-        name: cost.flops for name, cost in costs.items()
-    }
+    assert record["flops"] == {name: cost.flops for name, cost in costs.items()}
 
 
 def test_source_state_is_the_formulas_to_the_byte(quick):
