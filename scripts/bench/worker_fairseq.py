@@ -8,6 +8,9 @@ from statistics import median
 from typing import Any
 
 import torch
+
+# First: it imports fairseq without scikit-learn, for stock fairseq too, and lets torch load released checkpoints.
+import fairseq_el.checkpoints.loading  # isort: skip  # noqa: F401
 from fairseq import checkpoint_utils
 from fairseq.dataclass.configs import GenerationConfig
 from fairseq.models.bart import BARTModel
@@ -17,7 +20,6 @@ from fairseq.sequence_generator import SequenceGenerator
 from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
-import fairseq_el.checkpoints.loading  # noqa: F401  lets torch load a released checkpoint's argparse.Namespace
 from bench.protocol import EOS, PAD, THREADS, Answer, Request, Sentences, in_batches, padded, serve, without_eos
 from fairseq_el import __version__
 from fairseq_el.plugin.tasks import (
