@@ -3,9 +3,11 @@
 
     python scripts/make_checkpoint.py --arch bart_large --output build/bart --sentences 8
 
+    python scripts/make_checkpoint.py --release m2m100_418M --output build/m2m100 --sentences 8
+
 makes a folder to try loading, generating and speed on without a download: the checkpoint, its dictionaries, and
-binarised data. Keys, shapes and settings are those fairseq itself makes for the architecture. The weights come from a
-seed and are exact in half precision.
+binarised data, or features of speech. Keys, shapes and settings are those fairseq itself makes for the architecture.
+The weights come from a seed and are exact in half precision.
 
 With --legacy the file is like those released in 2019: the pickle format from before torch 1.6, the settings of fairseq
 0.9 as `args`, meters as objects of the module `fairseq.meters`, and no output projection where it is the embedding. The
@@ -14,12 +16,10 @@ files of BART-large-CNN and -XSum are of that kind.
 
 import argparse
 import ast
-import math
 import pickle
 import random
 import shlex
 import sys
-import tempfile
 import types
 from collections import OrderedDict
 from pathlib import Path
@@ -38,6 +38,8 @@ from fairseq_el.checkpoints.format import (
     training_args,
 )
 from fairseq_el.resources import USER_DIR
+from random_models import binarise, check_settings, enliven, random_lines
+from released_layouts import RELEASES, make_release, task_words
 
 TASKS = {"bart": "translation", "transformer": "translation", "transformer_lm": "language_modeling"}
 # Rows of the embedding: BART's GPT-2 vocabulary, and the shared vocabulary of the WMT models.
@@ -112,7 +114,7 @@ def make_checkpoint(
     with quiet():
         family = family_of(arch)
         task = TASKS[family]
-        check_settings(arch, task, settings)
+        check_settings(training_args(arch, task, 1, {}), settings)
         output.mkdir(parents=True, exist_ok=True)
         dictionary = write_dictionaries(output, task, vocab or VOCABULARIES[family], mask)
         args = training_args(arch, task, seed, settings)
@@ -129,7 +131,8 @@ def make_checkpoint(
     if sentences > 0:
         with quiet():
             length = source_length or longest_source(args)
-            write_data(output, task, len(dictionary) - mask, sentences, length, seed)
+            words = dictionary.symbols[SPECIAL_SYMBOLS : len(dictionary) - mask]
+            write_data(output, task, dictionary, words, sentences, length, seed)
     return path
 
 
@@ -169,21 +172,6 @@ def write_dictionaries(output: Path, task: str, rows: int, mask: bool) -> Any:
     return Dictionary.load(str(output / "dict.txt"))
 
 
-# --- settings, as fairseq-train would make them -------------------------------------------------
-
-
-def check_settings(arch: str, task: str, settings: dict[str, Any]) -> None:
-    """Complain about misspelt settings, which fairseq would take for an extension's."""
-    from fairseq.models import ARCH_MODEL_REGISTRY
-
-    parser = argparse.ArgumentParser()
-    ARCH_MODEL_REGISTRY[arch].add_args(parser)
-    known = vars(parser.parse_args([])) | vars(training_args(arch, task, 1, {}))
-    unknown = sorted(set(settings) - set(known))
-    if unknown:
-        raise ValueError(f"{arch} has no setting {', '.join(unknown)}: check the spelling")
-
-
 # --- weights -------------------------------------------------------------------------------------
 
 
@@ -194,43 +182,6 @@ def build_model(cfg: Any, dictionary: Any, seed: int) -> nn.Module:
     with torch.no_grad():
         enliven(model)
     return model
-
-
-def enliven(model: Any) -> None:
-    """Gives a new model weights with which different sources have different outputs.
-
-    A freshly initialised model attends to everything alike and answers every source with one repeated token, which
-    hides mistakes and makes beams tie. These weights attend to few positions of the source and prefer some tokens.
-    Everything else adds so little to the residual stream that positions stay distinct and rounding errors small
-    through many layers, so that two correct implementations agree on the output.
-    """
-    blocks = [getattr(model, side) for side in ("encoder", "decoder") if hasattr(model, side)]
-    context = "encoder_attn" if len(blocks) == 2 else "self_attn"  # what is said depends on this
-    for block in blocks:
-        for name, weight in block.layers.named_parameters():
-            if weight.dim() == 2:
-                is_context = context in name and block is model.decoder
-                nn.init.xavier_uniform_(weight, gain_of(name, is_context, len(block.layers)))
-    output = getattr(model.decoder, "output_projection", None)
-    if not isinstance(output, nn.Linear):  # adaptive softmax
-        return
-    embedded_as_is = model.decoder.embed_scale == 1.0  # else tokens would drown the positions
-    if embedded_as_is or output.weight is not getattr(model.decoder.embed_tokens, "weight", None):
-        logit_scale = output.weight.std() * math.sqrt(output.in_features)
-        output.weight.mul_(3 / logit_scale)
-    for block in blocks:
-        tables = (block.embed_tokens, block.embed_positions)
-        if embedded_as_is and all(isinstance(table, nn.Embedding) for table in tables):
-            tokens, positions = (table.weight for table in tables)
-            positions.mul_(3 * tokens.std() / positions.std())
-
-
-def gain_of(name: str, is_context: bool, layers: int) -> float:
-    if "q_proj" in name or "k_proj" in name:
-        return 2.0 if is_context else 1.0
-    if "out_proj" in name or "fc2" in name:  # what a branch adds to the residual stream
-        return (2.4 if is_context else 0.6) / math.sqrt(layers)
-    return 1.0
 
 
 # --- file formats --------------------------------------------------------------------------------
@@ -310,28 +261,14 @@ def save_legacy(state: dict[str, Any], file: IO[bytes]) -> None:
 # --- data ----------------------------------------------------------------------------------------
 
 
-def write_data(
-    output: Path, task: str, entries: int, sentences: int, source_length: int, seed: int
-) -> None:
-    """Random sentences, binarised by fairseq-preprocess with the checkpoint's dictionary."""
-    from fairseq import options
-    from fairseq_cli import preprocess
-
-    words = [str(number) for number in range(entries - SPECIAL_SYMBOLS)]
-    generator = random.Random(seed)
-    with tempfile.TemporaryDirectory() as folder:
-        for side, length in (("source", source_length), ("target", TARGET_LENGTH)):
-            lines = (" ".join(generator.choices(words, k=length - 1)) for _ in range(sentences))
-            Path(folder, f"test.{side}").write_text("\n".join(lines) + "\n", encoding="utf-8")
-        command = ["--destdir", str(output), "--workers", "1"]
-        command += ["--srcdict", str(output / "dict.txt")]
-        if task == "translation":
-            command += ["--testpref", f"{folder}/test", "-s", "source", "-t", "target"]
-            command += ["--tgtdict", str(output / "dict.txt")]
-        else:
-            command += ["--testpref", f"{folder}/test.source", "--only-source"]
-        preprocess.main(options.get_preprocessing_parser().parse_args(command))
-    (output / "preprocess.log").unlink(missing_ok=True)
+def write_data(output: Path, task: str, dictionary: Any, words: list[str], count: int, length: int, seed: int) -> None:
+    """Random sentences of the dictionary's words, and if the task translates, shorter ones as their targets."""
+    picks = random.Random(seed)
+    if task == "language_modeling":
+        binarise(dictionary, random_lines(words, count, length, picks), output / "test")
+        return
+    for side, tokens in (("source", length), ("target", TARGET_LENGTH)):
+        binarise(dictionary, random_lines(words, count, tokens, picks), output / f"test.source-target.{side}")
 
 
 # --- command line --------------------------------------------------------------------------------
@@ -351,7 +288,9 @@ def command_line() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description="Write a fairseq checkpoint like a released one, with random weights."
     )
-    parser.add_argument("--arch", required=True, help="architecture, such as bart_large")
+    model = parser.add_mutually_exclusive_group(required=True)
+    model.add_argument("--arch", help="architecture, such as bart_large")
+    model.add_argument("--release", choices=RELEASES, help="a multilingual or speech model, in its release's files")
     parser.add_argument("--output", required=True, type=Path, help="folder to write to")
     parser.add_argument("--seed", type=int, default=1, help="for the weights and data (default: 1)")
     parser.add_argument("--vocab", type=int, help="rows of the embedding without <mask> (default: as released models)")
@@ -369,31 +308,45 @@ def command_line() -> argparse.ArgumentParser:
         "--sentences", type=int, default=0, help="also write a test set of this many random sentences (default: 0)"
     )
     parser.add_argument(
-        "--source-length", type=int, help="tokens of each sentence (default: as many as the model takes, at most 1024)"
-    )
+        "--source-length", type=int,
+        help="tokens of each sentence; of speech, quarters of the frames (default: as many as the model takes, at most "
+        "1024)",
+    )  # fmt: skip
     return parser
 
 
 def main() -> None:
     options = vars(command_line().parse_args())
     options["settings"] = dict(options["settings"])
-    print(f"making {options['arch']} (a minute for the largest) ...", flush=True)
+    arch, release = options.pop("arch"), options.pop("release")
+    print(f"making {arch or release} (a minute for the largest) ...", flush=True)
     try:
-        path = make_checkpoint(**options)
+        path = make_released(release, **options) if release else make_checkpoint(arch, **options)
     except (AssertionError, OSError, ValueError) as error:  # fairseq asserts that settings fit
         sys.exit(f"make_checkpoint: error: {error}")
     print(f"wrote {path} ({path.stat().st_size / 1e6:,.1f} MB)")
     if options["sentences"]:
-        print(f"try: {command_to_try(path, options['arch'])}")
+        print(f"try: {command_to_try(path, task_options(arch, release, path))}")
 
 
-def command_to_try(path: Path, arch: str) -> str:
-    file = path.resolve()
-    words = ["fairseq-generate", file.parent, "--path", file, "--user-dir", USER_DIR, "--beam", "4"]
-    command = shlex.join(map(str, words))
+def make_released(release: str, *, mask: bool, legacy: bool, **options: Any) -> Path:
+    if mask or legacy:
+        raise ValueError("--mask and --legacy go with --arch: a release has its own dictionary and format")
+    return make_release(release, **options)
+
+
+def task_options(arch: str, release: str | None, path: Path) -> list[Any]:
+    if release:
+        return task_words(RELEASES[release], path.parent.resolve())
     if TASKS[family_of(arch)] == "language_modeling":
-        command += " --task language_modeling --sample-break-mode complete --prefix-size 5"
-    return command + " --max-len-b 20 --batch-size 8"
+        return ["--task", "language_modeling", "--sample-break-mode", "complete", "--prefix-size", "5"]
+    return []
+
+
+def command_to_try(path: Path, options: list[Any]) -> str:
+    file = path.resolve()
+    words = ["fairseq-generate", file.parent, "--path", file, "--user-dir", USER_DIR, "--beam", "4", *options]
+    return shlex.join(map(str, [*words, "--max-len-b", "20", "--batch-size", "8"]))
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from fairseq.sequence_generator import SequenceGenerator
 
 import fairseq_el
 from fairseq_el import ELSequenceGenerator
-from make_checkpoint import enliven
+from random_models import enliven
 
 RESULTS = Path(__file__).resolve().parent.parent / "docs" / "results" / "tasks.json"
 BEAM, NEW_TOKENS, FRAMES_PER_TOKEN = 5, 24, 4

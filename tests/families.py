@@ -1,10 +1,8 @@
 """A tiny checkpoint, data and command line for each family of fairseq models that generates with a beam search."""
 
-import io
 import random
 import sys
 import wave
-import zipfile
 from argparse import Namespace
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,13 +10,12 @@ from types import ModuleType
 
 import numpy as np
 import torch
-from fairseq import options
-from fairseq.data import Dictionary, indexed_dataset
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-from fairseq.tasks import TASK_REGISTRY, FairseqTask
+from fairseq.data import Dictionary
+from fairseq.tasks import TASK_REGISTRY
 from fairseq_cli import generate
 
 import fairseq_el
+from random_models import binarise, build_model, state_of, stock_task, training_settings, write_speech
 
 SENTENCES = 13
 RESULTS = ["--num-workers", "0", "--results-path"]  # workers take longer to start than these sets
@@ -154,58 +151,43 @@ def write_data(family: Family, folder: Path, count: int = SENTENCES) -> None:
     """A set `test` of raw text, or of features, with its dictionaries."""
     folder.mkdir()
     lines = sentences(count)
-    dictionary = "".join(f"{word} 1\n" for word in WORDS)
+    symbols = "".join(f"{word} 1\n" for word in WORDS)
     for name in ("dict.txt", "dict.ltr.txt"):
-        (folder / name).write_text(dictionary)
+        (folder / name).write_text(symbols)
     if family.speech is not None:
-        write_speech(family.speech, folder, lines)
+        write_noise(family.speech, folder, lines)
         if family.begins_with_language:
             tag_languages(folder)
         return
+    dictionary = Dictionary.load(str(folder / "dict.txt"))
     if family.languages is None:
-        binarise(lines, folder / "test")
+        binarise(dictionary, lines, folder / "test")
         for language in ("en", "de"):
             (folder / language).mkdir()
-            binarise(lines[: count // 2], folder / language / "test")
+            binarise(dictionary, lines[: count // 2], folder / language / "test")
         return
     source, target = family.languages
     for pair in (f"{source}-{target}", f"{target}-{source}"):
         for language in family.languages:
-            binarise(lines, folder / f"test.{pair}.{language}")
-            (folder / f"dict.{language}.txt").write_text(dictionary)
+            binarise(dictionary, lines, folder / f"test.{pair}.{language}")
+            (folder / f"dict.{language}.txt").write_text(symbols)
 
 
-def binarise(lines: list[str], prefix: Path) -> None:
-    dictionary = Dictionary()
-    for word in WORDS:
-        dictionary.add_symbol(word)
-    builder = indexed_dataset.make_builder(f"{prefix}.bin", impl="mmap", vocab_size=len(dictionary))
-    for line in lines:
-        builder.add_item(dictionary.encode_line(line, add_if_not_exist=False))
-    builder.finalize(f"{prefix}.idx")
-
-
-def write_speech(kind: str, folder: Path, lines: list[str]) -> None:
+def write_noise(kind: str, folder: Path, lines: list[str]) -> None:
+    """Features, waveforms in an archive, or files of sound with their letters."""
     noise = np.random.default_rng(6)
     sizes = noise.integers(30, 90, len(lines)) if kind == "fbank" else noise.integers(1500, 3000, len(lines))
     samples = [noise.standard_normal((size, 80) if kind == "fbank" else size) for size in sizes]
-    files = [f"{number}.wav" for number in range(len(lines))]
-    if kind == "manifest":
-        for file, waveform in zip(files, samples):
-            write_wave(folder / file, waveform)
+    if kind == "fbank":
+        write_speech(folder, samples, lines, {"input_channels": 1, "input_feat_per_channel": 80})
+    elif kind == "waveform":
+        write_speech(folder, samples, lines, {"use_audio_input": True})
     else:
-        files = write_zip(folder / "audio.zip", samples)
-    if kind == "manifest":
-        rows = [str(folder), *(f"{file}\t{size}" for file, size in zip(files, sizes))]
+        for number, waveform in enumerate(samples):
+            write_wave(folder / f"{number}.wav", waveform)
+        rows = [str(folder), *(f"{number}.wav\t{size}" for number, size in enumerate(sizes))]
+        (folder / "test.tsv").write_text("\n".join(rows) + "\n")
         (folder / "test.ltr").write_text("\n".join(lines) + "\n")
-    else:
-        rows = ["id\taudio\tn_frames\ttgt_text\tspeaker"]
-        rows += [f"{file}\t{file}\t{size}\t{line}\tspk" for file, size, line in zip(files, sizes, lines)]
-    (folder / "test.tsv").write_text("\n".join(rows) + "\n")
-    (folder / "config.yaml").write_text(
-        f"vocab_filename: dict.txt\naudio_root: {folder}\n"
-        + ("input_channels: 1\ninput_feat_per_channel: 80\n" if kind == "fbank" else "use_audio_input: true\n")
-    )
 
 
 def tag_languages(folder: Path) -> None:
@@ -215,17 +197,6 @@ def tag_languages(folder: Path) -> None:
     for name, more in (("dict.txt", "<lang:de> 1\n<lang:fr> 1\n"), ("config.yaml", "prepend_tgt_lang_tag: true\n")):
         with (folder / name).open("a") as file:
             file.write(more)
-
-
-def write_zip(path: Path, samples: list[np.ndarray]) -> list[str]:
-    """As fairseq's scripts pack features; returns the name by which it reads each: archive, offset and size."""
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
-        for number, sample in enumerate(samples):
-            buffer = io.BytesIO()
-            np.save(buffer, sample.astype(np.float32))
-            archive.writestr(f"{number}.npy", buffer.getvalue())
-    header = 30  # bytes, before a name
-    return [f"{path.name}:{i.header_offset + header + len(i.filename)}:{i.file_size}" for i in archive.infolist()]
 
 
 def write_wave(path: Path, samples: np.ndarray) -> None:
@@ -246,11 +217,6 @@ class SoundFile(ModuleType):
 
 
 # ---- checkpoints
-
-
-def stock_task(name: str) -> type[FairseqTask]:
-    """The class that our plugin derives its own from."""
-    return next(kind for kind in TASK_REGISTRY[name].__mro__ if not kind.__module__.startswith("fairseq_el"))
 
 
 def use_stock_tasks(patch) -> None:
@@ -276,34 +242,23 @@ def make_checkpoint(family: Family, folder: Path) -> Path:
 
 def save_model(words: list, path: Path) -> Path:
     """A checkpoint as fairseq-train saves it, with random weights."""
-    args = options.parse_args_and_arch(options.get_training_parser(), [str(word) for word in words])
+    args = training_settings(words)
+    for_building = {}
     if args.arch == "xm_transformer":  # has the settings of its encoder in its own
         args.w2v_args = fairseq_el.checkpoints.loading.load(args.w2v_path)["args"]
-    cfg = convert_namespace_to_omegaconf(args)
-    task = stock_task(args.task).setup_task(cfg.task)
-    if args.arch == "xm_transformer":
-        cfg.model.freeze_regex = None  # which released checkpoints lack
-    torch.manual_seed(3)
-    model = task.build_model(cfg.model)
+        for_building = {"freeze_regex": None}  # which released checkpoints lack
+    model = build_model(Namespace(**{**vars(args), **for_building}), seed=3)
     for name, parameter in model.named_parameters():
         if parameter.dim() > 1 and "weight_" not in name:  # of a normalised layer
             torch.nn.init.normal_(parameter, std=0.25)
-    torch.save(as_saved(args, model.state_dict()), path)
+    torch.save(state_of(args, model.state_dict()), path)
     return path
-
-
-def as_saved(args: Namespace, weights: dict) -> dict:
-    history = {"criterion_name": "CrossEntropyCriterion", "optimizer_name": "FairseqAdam", "num_updates": 1,
-               "lr_scheduler_state": {}}  # fmt: skip
-    return {
-        "args": args, "model": weights, "extra_state": {}, "optimizer_history": [history], "last_optimizer_state": None
-    }  # fmt: skip
 
 
 def save_xlm(path: Path) -> Path:
     """A pre-trained model to start from, of which only names matter: training has replaced its weights."""
     weights = {"decoder.sentence_encoder.layers.0.fc1.bias": torch.zeros(48)}
-    torch.save(as_saved(Namespace(arch="xlm_base", task="cross_lingual_lm", criterion=None), weights), path)
+    torch.save(state_of(Namespace(arch="xlm_base", task="cross_lingual_lm", criterion=None), weights), path)
     return path
 
 
