@@ -25,34 +25,23 @@ from fairseq.sequence_generator import SequenceGenerator
 import fairseq_el
 from fairseq_el import ELSequenceGenerator
 from random_models import enliven
+from released_layouts import FRAMES_PER_TOKEN, RELEASES
 
 RESULTS = Path(__file__).resolve().parent.parent / "docs" / "results" / "tasks.json"
-BEAM, NEW_TOKENS, FRAMES_PER_TOKEN = 5, 24, 4
-PRE_NORM = {"encoder_normalize_before": True, "decoder_normalize_before": True}
-MODELS: dict[str, tuple[str, int, dict[str, Any]]] = {  # architecture, vocabulary, settings
-    "m2m100": (
-        "transformer_wmt_en_de_big", 128_112,
-        {**PRE_NORM, "encoder_layers": 12, "decoder_layers": 12, "share_all_embeddings": True,
-         "max_source_positions": 1024, "max_target_positions": 1024},
-    ),
-    "s2t_transformer_s": (
-        "s2t_transformer_s", 10_000,
-        {"input_feat_per_channel": 80, "input_channels": 1, "max_source_positions": 6000, "max_target_positions": 1024},
-    ),
-}  # fmt: skip
+BEAM, NEW_TOKENS = 5, 24
+MODELS = {"m2m100": RELEASES["m2m100_418M"], "s2t_transformer_s": RELEASES["s2t_transformer_s"]}
 
 
 def build(name: str, dictionary: Dictionary) -> Any:
     """A stock model with weights that are exact in half precision, as those of released checkpoints are."""
-    arch, _, settings = MODELS[name]
-    args = Namespace(arch=arch, **settings)
-    ARCH_CONFIG_REGISTRY[arch](args)
+    release = MODELS[name]
+    args = Namespace(arch=release.arch, **release.settings)
+    ARCH_CONFIG_REGISTRY[release.arch](args)
     torch.manual_seed(1)
     task = Namespace(source_dictionary=dictionary, target_dictionary=dictionary)
-    model = ARCH_MODEL_REGISTRY[arch].build_model(args, task)
-    if name == "m2m100":
-        with torch.no_grad():
-            enliven(model)
+    model = ARCH_MODEL_REGISTRY[release.arch].build_model(args, task)
+    with torch.no_grad():
+        enliven(model)
     return model.half().float().eval()
 
 
@@ -71,7 +60,7 @@ def generators(name: str, dictionary: Dictionary) -> dict[str, SequenceGenerator
 def batch_of(name: str, batch: int, source: int, words: int) -> dict[str, Any]:
     """Sources [batch, source] of tokens, or [batch, 4 source, 80] of features."""
     noise = torch.Generator().manual_seed(source)
-    if name == "m2m100":
+    if not MODELS[name].is_speech:
         tokens = torch.randint(4, words, (batch, source), generator=noise)
         tokens[:, -1] = 2  # </s>
         return {"net_input": {"src_tokens": tokens, "src_lengths": torch.full((batch,), source)}}
@@ -118,7 +107,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
     dictionary = Dictionary()
-    for number in range(MODELS[args.model][1] - len(dictionary)):
+    for number in range(MODELS[args.model].rows - len(dictionary)):
         dictionary.add_symbol(str(number))
     systems = generators(args.model, dictionary)
     measure(systems, batch_of(args.model, 1, 16, len(dictionary)), 1)  # compiles what is left to the first call
