@@ -42,7 +42,8 @@ class Checkpoint:
         """With the dictionaries. Named after what determines the contents: a change of settings makes another."""
         settings = {"vocabulary": self.vocabulary, "seed": self.seed, **self.overrides}
         name = ",".join([self.arch, *(f"{name}={value}" for name, value in settings.items())])
-        digest = hashlib.sha256((SCRIPTS / "make_checkpoint.py").read_bytes() + name.encode()).hexdigest()[:12]
+        code = b"".join((SCRIPTS / file).read_bytes() for file in ("make_checkpoint.py", "random_models.py"))
+        digest = hashlib.sha256(code + name.encode()).hexdigest()[:12]
         return BUILD / "checkpoints" / f"{self.arch}-{digest}"
 
     @property
