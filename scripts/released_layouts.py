@@ -53,9 +53,10 @@ class Release:
         return self.task == "speech_to_text"
 
 
+PRE_NORM = {"encoder_normalize_before": True, "decoder_normalize_before": True}
 M2M_SETTINGS = {
-    "encoder_normalize_before": True, "decoder_normalize_before": True, "share_all_embeddings": True,
-    "encoder_layers": 12, "decoder_layers": 12, "max_source_positions": 1024, "max_target_positions": 1024,
+    **PRE_NORM, "share_all_embeddings": True, "encoder_layers": 12, "decoder_layers": 12,
+    "max_source_positions": 1024, "max_target_positions": 1024,
 }  # fmt: skip
 S2T_SETTINGS = {
     **FEATURES, "share_decoder_input_output_embed": True, "max_source_positions": 6000, "max_target_positions": 1024,
@@ -75,7 +76,7 @@ RELEASES = {
         language_list="langs.txt",
     ),
     "mbart50": Release(
-        "mbart_large", 250_053, {"layernorm_embedding": True},
+        "mbart_large", 250_053, {**PRE_NORM, "layernorm_embedding": True},
         task_options=[*LANGUAGE_TOKENS, "--lang-tok-style", "mbart"],
         languages=MBART_LANGUAGES + MBART50_LANGUAGES, pair=("en_XX", "de_DE"), language_list="ML50_langs.txt",
     ),
