@@ -38,14 +38,13 @@ from fairseq_el.checkpoints.format import (
     training_args,
 )
 from fairseq_el.resources import USER_DIR
-from random_models import binarise, check_settings, enliven, random_lines
+from random_models import TARGET_LENGTH, binarise, check_settings, enliven, random_lines
 from released_layouts import RELEASES, make_release, task_words
 
 TASKS = {"bart": "translation", "transformer": "translation", "transformer_lm": "language_modeling"}
 # Rows of the embedding: BART's GPT-2 vocabulary, and the shared vocabulary of the WMT models.
 VOCABULARIES = {"bart": 50_264, "transformer": 32_768, "transformer_lm": 50_264}
 SPECIAL_SYMBOLS = 4  # fairseq's <s> <pad> </s> <unk>, which dictionary files don't list
-TARGET_LENGTH = 16
 
 
 # The settings fairseq 0.9 knew. --legacy files leave out what today's parser gives beyond them.

@@ -18,6 +18,8 @@ from torch import nn
 
 from fairseq_el.checkpoints.format import optimizer_history
 
+TARGET_LENGTH = 16
+
 # --- settings ------------------------------------------------------------------------------------
 
 

@@ -18,6 +18,7 @@ from fairseq_el.checkpoints.huggingface.vocabularies import (
     SPECIAL_SYMBOLS,
 )
 from random_models import (
+    TARGET_LENGTH,
     binarise,
     build_model,
     check_settings,
@@ -30,7 +31,6 @@ from random_models import (
 
 FRAMES_PER_TOKEN = 4  # which the convolutions of s2t_transformer make one position of
 FEATURES = {"input_channels": 1, "input_feat_per_channel": 80}
-TARGET_LENGTH = 16
 
 
 @dataclass(frozen=True)
