@@ -18,7 +18,6 @@ from fairseq_el.kernels.fused_layer import LayerSpec
 from fairseq_el.models.costs import Machine, Shape, measure_machine
 from fairseq_el.models.policy import AttentionPolicy, PolicyState
 
-
 TRIM_FROM_BYTES = 16 << 20
 """Size of the slots from which on trimming the heap, which takes milliseconds, doesn't count in a step's time."""
 
