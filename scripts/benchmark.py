@@ -101,7 +101,10 @@ def make_pages(args: argparse.Namespace) -> None:
 
 
 def show_list(args: argparse.Namespace) -> None:
+    is_new = not results_file(args).exists()
     results, groups = open_results(args), chosen_groups(args)
+    if is_new:
+        results.file.unlink()  # it names the command that measured
     results.set_pace(cell for group in groups for cell in group)
     spent, missing = 0.0, 0.0
     for group in groups:

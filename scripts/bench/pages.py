@@ -296,6 +296,7 @@ def summary(folder: Path, sizes: Sizes) -> list[str]:
         targets_table(Measured(folder, "table2"), sizes),
         pages,
         "## Measure again",
+        "With `.venv/bin/python` in front:",
         "    scripts/benchmark.py prepare            # once: other systems, each in an environment of its own\n"
         "    scripts/benchmark.py list               # the groups in their order, and the minutes of each\n"
         "    scripts/benchmark.py run --minutes 60   # the most valuable groups first; again to go on\n"

@@ -47,7 +47,7 @@ def peers(folder: Path, sizes: Sizes) -> Figure:
         ax.barh(place, seconds.median, color=COLOURS["el" if kind.is_ours else "no-cache"],
                 alpha=0.55 if kind.exact else 1.0,
                 xerr=[[seconds.median - seconds.least], [seconds.most - seconds.median]])  # fmt: skip
-        ax.annotate(f" {seconds.median:.3g}", (seconds.most, place), va="center")
+        ax.annotate(f"{seconds.median:.3g}", (seconds.most, place), (6, 0), textcoords="offset points", va="center")
     ax.set_yticks(range(len(rows)), [row.title for row in rows])
     ax.invert_yaxis()
     ax.set_xlabel("seconds per text; pale: reduced precision")
