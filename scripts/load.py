@@ -5,6 +5,9 @@ r"""Drives `fairseq-el serve` on this machine: requests per second, latencies, a
     python scripts/load.py --model build/bart --preset cnndm --words 120 --texts 64 --max-len 60 --singles 4 \
         --rounds 1 --skip memory faults --section load-bart         BART-large's shapes (scripts/make_checkpoint.py)
 
+The latter needs a tokenizer in the model's folder: the demo's sentencepiece.model, and dictionaries that begin with the
+demo's entries and go on with others up to the number of the model's.
+
 It starts a server of its own on a free port of the loopback interface, and sends it a bounded number of requests. Every
 summary is compared with that of `Summarizer`, in this process, which also gives the speed to compare with: of a job
 over all texts, and of one text at a time. Server and `Summarizer` take turns, `--rounds` times; ratios are of medians.
