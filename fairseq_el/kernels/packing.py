@@ -53,9 +53,9 @@ def pack(model: BaseFairseqModel, precision: str = "auto") -> None:
     """Packs the linear layers of a model that will only be used for inference; on a GPU see `fuse`.
 
     precision: `auto` is exact, half precision for weights that are exact in it, else single; `fp32` and `fp16` round
-    weights at most; `bf16` and `int8` round activations too, and caches are kept in half precision. In `bf16`, layers
-    that decide most stay in `fp16`. A model in half precision (`--fp16`) is packed in half precision and computes in
-    single precision from then on.
+    weights at most; `bf16` and `int8` round activations too, and caches are kept in half precision. In `bf16`, the
+    layers most sensitive to rounding stay in `fp16`. A model in half precision (`--fp16`) is packed in half precision
+    and computes in single precision from then on.
     """
     first = next(model.parameters())
     if first.device.type not in ("cpu", "cuda") or not first.is_floating_point():
@@ -98,8 +98,8 @@ def pack_layers(model: BaseFairseqModel, precision: str) -> dict[str, int]:
         if applied and precision not in LOW_PRECISION:
             kind = FP32_ROW_MAJOR if ops.supported(weights[0], weights[0].size(1)) else None
         else:
-            closer = precision == BF16 and any(decides_most(parent, name) for name in names)
-            kind = choose_kind(weights, FP16 if closer else precision, is_table)
+            keeps_half = precision == BF16 and any(is_sensitive(parent, name) for name in names)
+            kind = choose_kind(weights, FP16 if keeps_half else precision, is_table)
         if kind is not None:
             replace_layers(parent, names, kind)
             counts[kind] += len(names)
@@ -186,9 +186,9 @@ def packable_layers(model: nn.Module, with_key_values: bool = False) -> list[tup
     return found
 
 
-def decides_most(parent: nn.Module, name: str) -> bool:
-    """The vocabulary layer, and the two that build K and V of the source, once per sentence: with the demo model in
-    bfloat16, half of the squared error of the scores is theirs."""
+def is_sensitive(parent: nn.Module, name: str) -> bool:
+    """Whether rounding the layer changes scores most: the vocabulary layer, and the two that build K and V of the
+    source. With the demo model in bfloat16, half of the squared error of the scores is theirs."""
     return name == "output_projection" or builds_key_values(parent, name)
 
 

@@ -45,8 +45,7 @@ class WorkerProcess:
         self.process.wait()
 
     def _receive(self) -> None:
-        """Reads a message whole: the worker has written all of it, or does so at once. A thread for this would take
-        turns with the event loop, for a quarter of a millisecond of each request."""
+        """Reads a message whole: the worker has written all of it, or does so at once."""
         assert self.process is not None and self.connection is not None
         try:
             message = self.connection.recv()
